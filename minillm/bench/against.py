@@ -1,0 +1,107 @@
+"""The same workload on a peer, in the same run, interleaved: ratios of medians, since machines drift."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from minillm.bench.workload import run_workload
+from minillm.core.config import EngineConfig
+from minillm.core.workloads import WorkloadRequest, equal_batch
+from minillm.llm import LLM
+from minillm.models.loader import DTYPES
+
+
+class TransformersPeer:
+    """transformers' ``generate``: sdpa attention, left padding, greedy, lengths forced, a batch at a time."""
+
+    name = "transformers"
+
+    def __init__(self, folder: Path, dtype: str, device: str):
+        from transformers import AutoModelForCausalLM
+
+        self.device = device
+        self.model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=DTYPES[dtype], attn_implementation="sdpa", local_files_only=True
+        ).to(device)
+
+    def run(self, workload: list[WorkloadRequest], batch_size: int) -> float:
+        """Seconds for the whole workload, prefill included, arrivals ignored: everything is there at once.
+
+        A batch generates until its longest request is done; what the others get beyond their length is waste.
+        """
+        started = time.perf_counter()
+        for first in range(0, len(workload), batch_size):
+            self._generate(workload[first : first + batch_size])
+        return time.perf_counter() - started
+
+    @torch.inference_mode()
+    def _generate(self, requests: list[WorkloadRequest]) -> None:
+        width = max(len(r.prompt_token_ids) for r in requests)
+        ids = torch.zeros(len(requests), width, dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for row, request in enumerate(requests):
+            count = len(request.prompt_token_ids)
+            ids[row, width - count :] = torch.tensor(request.prompt_token_ids)
+            mask[row, width - count :] = 1
+        length = max(r.output_len for r in requests)
+        output = self.model.generate(
+            ids.to(self.device),
+            attention_mask=mask.to(self.device),
+            max_new_tokens=length,
+            min_new_tokens=length,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        if output.shape[1] != width + length:
+            raise RuntimeError(f"transformers gave {output.shape[1] - width} tokens, {length} were forced")
+
+
+PEERS = {"transformers": TransformersPeer}
+
+
+def equal_rows(
+    model: str,
+    config: EngineConfig,
+    requests: list[int],
+    prompt_len: tuple[int, int] = (16, 128),
+    output_len: int = 64,
+    peer: str | None = None,
+    repeats: int = 3,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Iterator[dict]:
+    """Batches of equal output length, one row for each number of requests: output tokens per second of wall time.
+
+    With a ``peer`` the runs alternate and a row has "ours", "peer" (medians) and "ratio" = ours / peer.
+    """
+    with LLM(model, config=config) as llm:
+        engine = llm.engine
+        other = None
+        if peer is not None:
+            other = PEERS[peer](llm.folder, engine.config.dtype, str(engine.device))
+        for count in requests:
+            workload = equal_batch(count, prompt_len, output_len, engine.model_config.vocab_size, seed=count)
+            tokens = sum(r.output_len for r in workload)
+            warm_up = [WorkloadRequest(0, r.prompt_token_ids, 2) for r in workload]
+            run_workload(engine, warm_up)
+            if other is not None:
+                other.run(warm_up, count)
+            ours, theirs = [], []
+            for repeat in range(repeats):
+                progress(f"{count} requests, run {repeat + 1} of {repeats}")
+                ours.append(tokens / run_workload(engine, workload)["seconds"])
+                if other is not None:
+                    theirs.append(tokens / other.run(workload, count))
+            row = {
+                "requests": count,
+                "prompt_tokens": sum(len(r.prompt_token_ids) for r in workload),
+                "output_tokens": tokens,
+                "ours": statistics.median(ours),
+            }
+            if other is not None:
+                row |= {"peer": statistics.median(theirs), "ratio": row["ours"] / statistics.median(theirs)}
+            yield row

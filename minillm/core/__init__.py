@@ -1,0 +1,13 @@
+"""The nouns: plain data that every room shares. No torch in here.
+
+config.py           EngineConfig: engine arguments, one switch a paper, at_chapter(n)      chapter 00
+sampling_params.py  SamplingParams                                                         chapter 00
+request.py          Request: a sequence on its way through the engine                      chapter 00
+batch.py            ScheduledBatch and ModelOutput: what scheduler and runner tell each other
+outputs.py          RequestOutput, CompletionOutput: what a caller gets
+metrics.py          counters of an engine
+model_config.py     ModelConfig: a model's shape, read from config.json
+kv_spec.py          what a layer keeps of each token
+cost.py             modelled bytes and operations of a forward pass
+workloads.py        seeded sets of requests
+"""

@@ -1,0 +1,114 @@
+"""Engine configuration: vLLM's argument names, and one switch per paper.
+
+``EngineConfig.at_chapter(n)`` is the engine as it stands after chapter n.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+
+from minillm.core.model_config import ModelConfig
+
+# What each chapter turns on, on top of all before it.
+CHAPTER_SWITCHES: dict[int, dict[str, object]] = {
+    0: {"attention_backend": "naive", "kv_layout": "contiguous", "batching": "static"},
+}
+LAST_BUILT = max(CHAPTER_SWITCHES)
+
+CHOICES = {
+    "attention_backend": ("naive",),
+    "kv_layout": ("contiguous",),
+    "batching": ("static",),
+    "kernel_backend": ("auto", "torch"),
+    "dtype": ("auto", "float32", "float64", "float16", "bfloat16"),
+}
+CONTIGUOUS_MAX_MODEL_LEN = 2048
+DEFAULT_STEP_BUDGET = 2048
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """All an engine can be told. Sizes left at None are filled in by ``resolve`` from the model's shape.
+
+    max_num_seqs             requests resident at a time
+    max_num_batched_tokens   tokens of one forward pass
+    max_model_len            prompt and output tokens of one request
+    block_size               KV rows of a block; contiguous KV ignores it and has one block of max_model_len rows
+                             for each request
+    kv_cache_memory_bytes    size of the KV cache; None: on a CPU the smaller of 1 GiB and a quarter of free memory
+    num_gpu_blocks_override  blocks instead of bytes; for contiguous KV, requests
+    gpu_memory_utilization   on a GPU, the share of its memory that weights and KV cache may take together
+    """
+
+    attention_backend: str = "naive"
+    kv_layout: str = "contiguous"
+    batching: str = "static"
+    kernel_backend: str = "auto"
+    dtype: str = "auto"
+    device: str = "auto"
+    seed: int = 0
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    block_size: int = 16
+    kv_cache_memory_bytes: int | None = None
+    num_gpu_blocks_override: int | None = None
+    gpu_memory_utilization: float = 0.9
+
+    def __post_init__(self) -> None:
+        for name, known in CHOICES.items():
+            value = getattr(self, name)
+            if value not in known:
+                raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, known))}")
+        optional = ("max_num_batched_tokens", "max_model_len", "kv_cache_memory_bytes", "num_gpu_blocks_override")
+        for name in ("max_num_seqs", "block_size", *optional):
+            value = getattr(self, name)
+            if value is None and name in optional:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}; it must be a whole number, at least 1")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"seed is {self.seed!r}; it must be a whole number, at least 0")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be above 0, at most 1")
+
+    @classmethod
+    def at_chapter(cls, chapter: int, **overrides) -> EngineConfig:
+        """The engine after a chapter. ValueError for one that is not built yet."""
+        if isinstance(chapter, bool) or chapter not in range(LAST_BUILT + 1):
+            raise ValueError(f"chapter {chapter!r} is not built; built are 0 to {LAST_BUILT}")
+        switches: dict[str, object] = {}
+        for n in range(chapter + 1):
+            switches |= CHAPTER_SWITCHES.get(n, {})
+        return cls().override(**(switches | overrides))
+
+    @classmethod
+    def latest(cls, **overrides) -> EngineConfig:
+        """The full engine: the last chapter built."""
+        return cls.at_chapter(LAST_BUILT, **overrides)
+
+    def override(self, **changes) -> EngineConfig:
+        """A copy with some arguments changed; ValueError for a name that is none of them."""
+        names = [f.name for f in fields(self)]
+        for name in changes:
+            if name not in names:
+                raise ValueError(f"{name!r} is no engine argument; there are {', '.join(names)}")
+        return replace(self, **changes)
+
+    def resolve(self, model: ModelConfig) -> EngineConfig:
+        """A copy whose lengths, budget and dtype are settled for this model."""
+        longest = model.max_position_embeddings
+        length = self.max_model_len
+        if length is None:
+            length = min(longest, CONTIGUOUS_MAX_MODEL_LEN) if self.kv_layout == "contiguous" else longest
+        if length > longest:
+            raise ValueError(f"max_model_len is {length}; this model's positions end at {longest}")
+        return replace(
+            self,
+            max_model_len=length,
+            max_num_batched_tokens=self.max_num_batched_tokens or max(DEFAULT_STEP_BUDGET, length),
+            dtype=model.dtype if self.dtype == "auto" else self.dtype,
+        )
+
+    def to_dict(self) -> dict:
+        return asdict(self)

@@ -1,0 +1,54 @@
+"""Modelled traffic and arithmetic of a forward pass, from a model's shape and the lengths in the batch alone.
+
+Bytes are those that must cross device memory (HBM) at least once; activations of one layer are taken to stay on chip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minillm.core.kv_spec import ITEMSIZE
+from minillm.core.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """One forward pass. Bytes, and floating-point operations (a multiply and an add are two)."""
+
+    weight_bytes: int
+    kv_bytes: int
+    scratch_bytes: int
+    flops: int
+
+    @property
+    def hbm_bytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes + self.scratch_bytes
+
+
+def kv_bytes_per_token(model: ModelConfig, dtype: str) -> int:
+    """2 · layers · KV heads · head dim · bytes per element."""
+    return 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * ITEMSIZE[dtype]
+
+
+def step_cost(model: ModelConfig, lengths: list[tuple[int, int]], attention: str, dtype: str) -> StepCost:
+    """Cost of one pass over requests of (new tokens, rows attended to), with weights and KV in ``dtype``.
+
+    Weights are read once whatever the batch (the embedding table counts as the head's matrix; looking up rows is
+    free beside it). Every request reads all its KV and writes its new rows. ``naive`` attention moves the score
+    matrix four times: written and read as scores, written and read as probabilities, the 4N² of FlashAttention's
+    analysis, in at least float32.
+    """
+    tokens = sum(new for new, _ in lengths)
+    pairs = sum(new * rows for new, rows in lengths)
+    layers, heads, head_dim = model.num_hidden_layers, model.num_attention_heads, model.head_dim
+    lookup = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
+    matrices = model.num_parameters - lookup
+    kv_rows = sum(new + rows for new, rows in lengths)
+    scratch = 4 * heads * pairs * max(4, ITEMSIZE[dtype]) * layers if attention == "naive" else 0
+    head = model.vocab_size * model.hidden_size
+    return StepCost(
+        weight_bytes=matrices * ITEMSIZE[dtype],
+        kv_bytes=kv_rows * kv_bytes_per_token(model, dtype),
+        scratch_bytes=scratch,
+        flops=2 * (matrices - head) * tokens + 2 * head * len(lengths) + 4 * heads * head_dim * pairs * layers,
+    )

@@ -1,0 +1,51 @@
+"""One sequence on its way through the engine. Plain data: no tensor, no tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from minillm.core.sampling_params import SamplingParams
+
+
+class RequestStatus(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass
+class Request:
+    """A prompt and what has been generated for it.
+
+    There is no prefill phase and no decode phase: ``num_computed_tokens`` (rows of KV written or scheduled to be)
+    chases ``num_tokens``. A request whose count has caught up waits for its next token to come back.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    seed: int  # of its draws; the request's own or one the engine drew for it
+    sample_index: int = 0  # which of the n samples of its prompt
+    adapter_id: str | None = None
+    priority: int = 0  # smaller runs earlier
+    arrival: int = 0  # running number given by the engine
+    status: RequestStatus = RequestStatus.WAITING
+    num_computed_tokens: int = 0
+    output_token_ids: list[int] = field(default_factory=list)
+    draft_token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None  # "stop", "length" or "abort"
+    stop_reason: int | str | None = None  # the stop token or stop string; None for the model's own end token
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens, drafts not counted."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def all_token_ids(self) -> list[int]:
+        return self.prompt_token_ids + self.output_token_ids
+
+    @property
+    def finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED

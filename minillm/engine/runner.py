@@ -1,0 +1,171 @@
+"""The model runner: turns a ScheduledBatch into tensors, runs the model, samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from minillm.compute.attention.base import AttentionBackend, AttentionMetadata, StepAttention
+from minillm.compute.attention.naive import NaiveAttention
+from minillm.compute.sampling.processors import SamplingRow
+from minillm.compute.sampling.sampler import Sampler, top_logprobs
+from minillm.core.batch import KnownRequest, ModelOutput, NewRequest, ScheduledBatch
+from minillm.core.config import EngineConfig
+from minillm.memory.kv_cache import KVCache
+from minillm.memory.kv_manager import KVGeometry
+
+ATTENTION_BACKENDS: dict[str, type[AttentionBackend]] = {"naive": NaiveAttention}
+
+
+@dataclass
+class Row:
+    """What the runner keeps of a request between steps."""
+
+    token_ids: list[int]  # prompt and output
+    block_ids: list[list[int]]  # per KV group
+    num_computed_tokens: int
+    sampling: SamplingRow
+
+
+class Buffer:
+    """A tensor that lives as long as the runner and is filled on the host each step.
+
+    On a GPU it has a pinned twin there; addresses never change, which CUDA graphs will need.
+    """
+
+    def __init__(self, *shape: int, dtype: torch.dtype, device: torch.device):
+        self.host = torch.zeros(*shape, dtype=dtype, pin_memory=device.type == "cuda")
+        self.array = self.host.numpy()
+        self.device = self.host if device.type == "cpu" else torch.zeros(*shape, dtype=dtype, device=device)
+
+    def send(self, n: int) -> Tensor:
+        """The first ``n`` entries, on the device."""
+        if self.device is not self.host:
+            self.device[:n].copy_(self.host[:n], non_blocking=True)
+        return self.device[:n]
+
+
+class ModelRunner:
+    """Owns the weights, the KV cache and one row per running request."""
+
+    def __init__(
+        self, model: nn.Module, config: EngineConfig, geometry: KVGeometry, eos_token_ids: tuple[int, ...] = ()
+    ):
+        self.model, self.config, self.geometry = model, config, geometry
+        self.device = next(model.parameters()).device
+        self.eos_token_ids = eos_token_ids
+        self.kv_cache = KVCache(geometry, self.device)
+        self.attention = ATTENTION_BACKENDS[config.attention_backend]()
+        self.sampler = Sampler()
+        self.rows: dict[str, Row] = {}
+        tokens, requests = config.max_num_batched_tokens, min(config.max_num_seqs, config.max_num_batched_tokens)
+        blocks = geometry.blocks_for(config.max_model_len)
+        place = {"device": self.device}
+        self.input_ids = Buffer(tokens, dtype=torch.int64, **place)
+        self.positions = Buffer(tokens, dtype=torch.int64, **place)
+        self.slot_mapping = Buffer(tokens, dtype=torch.int64, **place)
+        self.query_start_loc = Buffer(requests + 1, dtype=torch.int32, **place)
+        self.block_table = Buffer(requests, blocks, dtype=torch.int32, **place)
+
+    @torch.inference_mode()
+    def execute(self, batch: ScheduledBatch) -> ModelOutput:
+        """Run one pass. Raises whatever the model raises; rows of the batch's requests are then undefined."""
+        self._take_in(batch)
+        self.kv_cache.copy_blocks(batch.block_copies)
+        input_ids, positions, metadata = self._prepare(batch)
+        hidden = self.model(input_ids, positions, StepAttention(self.attention, self.kv_cache, metadata))
+        output = ModelOutput(step=batch.step)
+        self._prompt_logprobs(batch, hidden, output)
+        self._sample(batch, hidden, output)
+        for request_id, scheduled in batch.num_scheduled_tokens.items():
+            self.rows[request_id].num_computed_tokens += scheduled
+        return output
+
+    def _take_in(self, batch: ScheduledBatch) -> None:
+        for request_id in batch.finished_ids:
+            self.rows.pop(request_id, None)
+        for new in batch.new_requests:
+            self.rows[new.request_id] = self._new_row(new)
+        for known in batch.known_requests:
+            self._update_row(self.rows[known.request_id], known)
+
+    def _new_row(self, new: NewRequest) -> Row:
+        prompt, output = list(new.prompt_token_ids), list(new.output_token_ids)
+        sampling = SamplingRow(new.sampling_params, prompt, output, new.seed, new.sample_index, self.eos_token_ids)
+        return Row(prompt + output, [list(b) for b in new.block_ids], new.num_computed_tokens, sampling)
+
+    @staticmethod
+    def _update_row(row: Row, known: KnownRequest) -> None:
+        row.token_ids.extend(known.new_token_ids)
+        row.sampling.output_token_ids.extend(known.new_token_ids)
+        row.num_computed_tokens = known.num_computed_tokens
+        if known.rewritten:
+            row.block_ids = [list(blocks) for blocks in known.new_block_ids]
+        else:
+            for table, blocks in zip(row.block_ids, known.new_block_ids, strict=True):
+                table.extend(blocks)
+
+    def _prepare(self, batch: ScheduledBatch) -> tuple[Tensor, Tensor, AttentionMetadata]:
+        """Fill the input buffers: request after request, each one's new tokens in order."""
+        size, first_row = self.geometry.block_size, self.geometry.first_row
+        end, query_lens, seq_lens, first_rows, widest = 0, [], [], [], 1
+        for i, (request_id, new) in enumerate(batch.num_scheduled_tokens.items()):
+            row = self.rows[request_id]
+            start, begin, end = row.num_computed_tokens, end, end + new
+            blocks = row.block_ids[0]  # one KV group so far
+            self.input_ids.array[begin:end] = row.token_ids[start : start + new]
+            self.positions.array[begin:end] = range(start, start + new)
+            self.slot_mapping.array[begin:end] = [
+                first_row(blocks[r // size]) + r % size for r in range(start, start + new)
+            ]
+            self.query_start_loc.array[i + 1] = end
+            self.block_table.array[i, : len(blocks)] = blocks
+            self.block_table.array[i, len(blocks) :] = 0
+            widest = max(widest, len(blocks))
+            query_lens.append(new)
+            seq_lens.append(start + new)
+            first_rows.append(first_row(blocks[0]))
+        metadata = AttentionMetadata(
+            query_lens=query_lens,
+            seq_lens=seq_lens,
+            query_start_loc=self.query_start_loc.send(len(query_lens) + 1),
+            slot_mapping=self.slot_mapping.send(end),
+            block_table=self.block_table.send(len(query_lens))[:, :widest],
+            first_rows=first_rows,
+        )
+        return self.input_ids.send(end), self.positions.send(end), metadata
+
+    def _sample(self, batch: ScheduledBatch, hidden: Tensor, output: ModelOutput) -> None:
+        """One token for every request whose known tokens are all computed after this pass."""
+        ids, last, end = [], [], 0
+        for request_id, new in batch.num_scheduled_tokens.items():
+            row = self.rows[request_id]
+            end += new
+            if row.num_computed_tokens + new == len(row.token_ids):
+                ids.append(request_id)
+                last.append(end - 1)
+        if not ids:
+            return
+        # Decode-only passes need every row: no copy then.
+        chosen = hidden if len(last) == len(hidden) else hidden[torch.tensor(last, device=self.device)]
+        sampled = self.sampler(self.model.compute_logits(chosen), [self.rows[i].sampling for i in ids])
+        for request_id, token, logprobs in zip(ids, sampled.token_ids, sampled.logprobs, strict=True):
+            output.sampled[request_id] = [token]
+            if logprobs is not None:
+                output.logprobs[request_id] = [logprobs]
+
+    def _prompt_logprobs(self, batch: ScheduledBatch, hidden: Tensor, output: ModelOutput) -> None:
+        begin = 0
+        for request_id, new in batch.num_scheduled_tokens.items():
+            row = self.rows[request_id]
+            wanted, prompt = row.sampling.params.prompt_logprobs, row.sampling.prompt_token_ids
+            start = row.num_computed_tokens
+            count = min(new, len(prompt) - 1 - start)  # row p predicts prompt token p + 1
+            if wanted is not None and count > 0:
+                logits = self.model.compute_logits(hidden[begin : begin + count])
+                logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+                following = prompt[start + 1 : start + 1 + count]
+                output.prompt_logprobs[request_id] = top_logprobs(logits, following, [wanted] * count)
+            begin += new

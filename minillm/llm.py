@@ -1,0 +1,177 @@
+"""The front door: prompts in, texts out. vLLM's LLM, as far as the course has built it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import torch
+
+from minillm.core.config import EngineConfig
+from minillm.core.metrics import EngineMetrics
+from minillm.core.outputs import RequestOutput
+from minillm.core.sampling_params import SamplingParams
+from minillm.engine.engine import Engine
+from minillm.models.fetch import resolve
+from minillm.models.loader import load_model
+from minillm.models.tokenizer import Tokenizer
+
+Prompt = str | dict
+
+
+class LLM:
+    """A model with an engine round it.
+
+    model        an embedded model ("tiny", "tiny-draft"), a fetched one ("smollm2"), a folder or a hub id
+    config       an EngineConfig, such as ``EngineConfig.at_chapter(0)``; None: the full engine
+    scheduler    a class or factory f(config, kv_manager, eos_token_ids) in place of the engine's own
+    engine_args  any EngineConfig argument, by vLLM's names; they override ``config``
+
+    Use it as a context manager, or ``close`` it: the KV cache is given back then and not before.
+    """
+
+    def __init__(self, model: str, *, config: EngineConfig | None = None, scheduler=None, **engine_args):
+        config = (config or EngineConfig.latest()).override(**engine_args)
+        self.folder = folder = resolve(model)
+        device = config.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        weights = load_model(folder, None if config.dtype == "auto" else config.dtype, device)
+        parts = {} if scheduler is None else {"scheduler": scheduler}
+        self.engine = Engine(weights, config, Tokenizer(folder), **parts)
+        self._ids = map(str, itertools.count())
+        self._inbox: dict[str, list[RequestOutput]] = {}  # of prompts that a caller here waits for
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.engine.tokenizer
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        return self.engine.metrics
+
+    def generate(
+        self,
+        prompts: Prompt | list[Prompt],
+        sampling_params: SamplingParams | list[SamplingParams] | None = None,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Complete prompts (strings or {"prompt_token_ids": [...]}), in their order. One params for all, or a list.
+
+        ValueError for anything that can't be served; none of the list is then queued.
+        """
+        ids = self._add(prompts, sampling_params)
+        bar = None
+        if use_tqdm:
+            from tqdm.auto import tqdm
+
+            bar = tqdm(total=len(ids), desc="prompts", unit="prompt")
+        done: dict[str, RequestOutput] = {}
+        for output in self._stream(ids):
+            if output.finished:
+                done[output.request_id] = output
+                if bar is not None:
+                    bar.update()
+        if bar is not None:
+            bar.close()
+        return [done[i] for i in ids]
+
+    def chat(
+        self,
+        messages: list[dict] | list[list[dict]],
+        sampling_params: SamplingParams | list[SamplingParams] | None = None,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer conversations [{"role": …, "content": …}, …] through the model's chat template."""
+        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
+        prompts = [{"prompt_token_ids": self.tokenizer.encode_chat(conversation)} for conversation in conversations]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def stream(
+        self,
+        prompts: Prompt | list[Prompt],
+        sampling_params: SamplingParams | list[SamplingParams] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Complete prompts, yielding an output whenever one gains a token; ``outputs[i].delta`` is the new text.
+
+        Prompts are checked and queued at the call. Leaving the loop early, or dropping the stream unread, aborts
+        what is not finished.
+        """
+        return self._stream(self._add(prompts, sampling_params))
+
+    def abort(self, request_id: str | list[str]) -> None:
+        """End prompts by the ``request_id`` of their outputs; their last output says "abort"."""
+        for i in [request_id] if isinstance(request_id, str) else request_id:
+            output = self.engine.abort(i)
+            if output is not None and i in self._inbox:
+                self._inbox[i].append(output)
+
+    def close(self) -> None:
+        """Abort what runs and give memory back. Every later call raises."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def _add(self, prompts, sampling_params) -> list[str]:
+        prompts = [prompts] if isinstance(prompts, str | dict) else list(prompts)
+        if not isinstance(sampling_params, list):
+            sampling_params = [sampling_params] * len(prompts)
+        if len(sampling_params) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts and {len(sampling_params)} sampling_params; give one for each")
+        ids: list[str] = []
+        try:
+            for number, (prompt, params) in enumerate(zip(prompts, sampling_params, strict=True)):
+                request_id = next(self._ids)
+                try:
+                    self.engine.add_request(request_id, prompt, params)
+                except ValueError as error:
+                    raise ValueError(f"prompt {number}: {error}" if len(prompts) > 1 else str(error)) from None
+                ids.append(request_id)
+                self._inbox[request_id] = []
+        except BaseException:
+            self._forget(ids)
+            raise
+        return ids
+
+    def _stream(self, ids: list[str]) -> Iterator[RequestOutput]:
+        outputs = self._outputs(ids)
+        next(outputs)  # the body of a generator that was never started is not left either: nothing would be aborted
+        return outputs
+
+    def _outputs(self, ids: list[str]) -> Iterator[RequestOutput]:
+        """The outputs of these prompts as they come, None before the first.
+
+        Several such loops may run interleaved on one engine.
+        """
+        waiting = dict.fromkeys(ids)
+        try:
+            yield None
+            while waiting:
+                arrived = [output for i in waiting for output in self._inbox[i]]
+                for i in waiting:
+                    self._inbox[i].clear()
+                if not arrived:
+                    outputs = self.engine.step()
+                    if not outputs and not self.engine.has_unfinished_requests():
+                        raise RuntimeError(
+                            f"prompts {', '.join(waiting)} were ended elsewhere; end them with LLM.abort"
+                        )
+                    for output in outputs:
+                        if output.request_id in self._inbox:
+                            self._inbox[output.request_id].append(output)
+                for output in arrived:
+                    if output.finished:
+                        del waiting[output.request_id], self._inbox[output.request_id]
+                    yield output
+        finally:
+            self._forget(list(waiting))
+
+    def _forget(self, ids: list[str]) -> None:
+        for i in ids:
+            self._inbox.pop(i, None)
+            if self.engine.alive:
+                self.engine.abort(i)

@@ -1,0 +1,20 @@
+"""Root-mean-square normalisation (Zhang and Sennrich 2019)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    """y = x / sqrt(mean(x²) + eps) · weight over the last dimension; the statistic in at least float32."""
+
+    def __init__(self, size: int, eps: float, *, dtype, device):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(size, dtype=dtype, device=device), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # F.rms_norm raises float16 and bfloat16 to float32 inside and leaves float64 alone.
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)

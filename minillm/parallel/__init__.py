@@ -1,0 +1,1 @@
+"""Axis 4: more than one device. The first comes with chapter 08."""

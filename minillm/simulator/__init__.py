@@ -1,0 +1,1 @@
+"""What needs a cluster, as a discrete-event model over core's cost model. It begins with chapter 02."""

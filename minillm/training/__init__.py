@@ -1,0 +1,5 @@
+"""Small training loops.
+
+corpus.py     public-domain text from Debian's packages
+embedded.py   trains tiny and tiny-draft
+"""
