@@ -214,12 +214,13 @@ def _doctor(args) -> int:
         print(json.dumps([finding.to_dict() for finding in findings], indent=1))
     else:
         from rich.console import Console
+        from rich.markup import escape
         from rich.table import Table
 
         table = Table("", "what", "found", "what it is for, or costs", box=None, pad_edge=False)
         for finding in findings:
-            table.add_row("ok" if finding.ok else "--", finding.what, finding.found, finding.note)
-        Console(soft_wrap=False).print(table)
+            table.add_row("ok" if finding.ok else "--", finding.what, escape(finding.found), escape(finding.note))
+        Console().print(table)
     return 0 if all(finding.ok or not finding.needed for finding in findings) else 1
 
 
@@ -264,9 +265,11 @@ def _print_rows(rows: list[dict]) -> None:
 
     table = Table(box=None, pad_edge=False)
     for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="right")
+        title = {"modelled_hbm_bytes": "modelled HBM MB", "tokens_per_second": "tokens/s"}.get(name, name)
+        table.add_column(title.replace("_", " "), justify="right", overflow="fold")
     for row in rows:
-        table.add_row(*(f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" for value in row.values()))
+        shown = row | {name: row[name] / 1e6 for name in row.keys() & {"modelled_hbm_bytes"}}
+        table.add_row(*(f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" for value in shown.values()))
     Console().print(table)
 
 

@@ -69,13 +69,16 @@ class EngineConfig:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number, at least 1")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise ValueError(f"seed is {self.seed!r}; it must be a whole number, at least 0")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ValueError(f"gpu_memory_utilization is {self.gpu_memory_utilization}; it must be above 0, at most 1")
+        share = self.gpu_memory_utilization
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise ValueError(f"gpu_memory_utilization is {share!r}; it must be a number above 0, at most 1")
+        if not isinstance(self.device, str) or not self.device:
+            raise ValueError(f"device is {self.device!r}; it must be a name such as 'auto', 'cpu' or 'cuda:0'")
 
     @classmethod
     def at_chapter(cls, chapter: int, **overrides) -> EngineConfig:
         """The engine after a chapter. ValueError for one that is not built yet."""
-        if isinstance(chapter, bool) or chapter not in range(LAST_BUILT + 1):
+        if isinstance(chapter, bool) or not isinstance(chapter, int) or not 0 <= chapter <= LAST_BUILT:
             raise ValueError(f"chapter {chapter!r} is not built; built are 0 to {LAST_BUILT}")
         switches: dict[str, object] = {}
         for n in range(chapter + 1):

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import asdict, dataclass, field
+
+# Beyond these, float32 logits would overflow to infinity and probabilities to NaN.
+LARGEST_BIAS = 1e6
+LARGEST_PENALTY = 1e6
 
 
 @dataclass
@@ -51,13 +56,13 @@ class SamplingParams:
     allowed_token_ids: list[int] | None = None
 
     def __post_init__(self) -> None:
-        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
-        self.stop_token_ids = list(self.stop_token_ids or [])
+        self.stop = _as_list("stop", [self.stop] if isinstance(self.stop, str) else self.stop) or []
+        self.stop_token_ids = _as_list("stop_token_ids", self.stop_token_ids) or []
+        self.allowed_token_ids = _as_list("allowed_token_ids", self.allowed_token_ids)
         if self.logit_bias is not None:
-            # JSON, here and in HTTP requests, turns integer keys into strings.
-            self.logit_bias = {int(token): float(bias) for token, bias in self.logit_bias.items()}
-        if self.allowed_token_ids is not None:
-            self.allowed_token_ids = list(self.allowed_token_ids)
+            if not isinstance(self.logit_bias, dict):
+                raise ValueError(f"logit_bias is {self.logit_bias!r}; it must be a dict of token id -> number")
+            self.logit_bias = dict(_bias_entry(token, bias) for token, bias in self.logit_bias.items())
 
         self._whole("n", 1)
         self._whole("top_k", -1)
@@ -71,7 +76,10 @@ class SamplingParams:
         self._real("min_p", 0.0, 1.0)
         self._real("presence_penalty", -2.0, 2.0)
         self._real("frequency_penalty", -2.0, 2.0)
-        self._real("repetition_penalty", 0.0, low_open=True)
+        self._real("repetition_penalty", 1 / LARGEST_PENALTY, LARGEST_PENALTY)
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be True or False")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens is {self.min_tokens}; it must not be above max_tokens ({self.max_tokens})")
         if self.greedy and self.n > 1:
@@ -80,9 +88,15 @@ class SamplingParams:
             raise ValueError(f"stop is {self.stop!r}; it must hold strings of at least one character")
         if self.allowed_token_ids == []:
             raise ValueError("allowed_token_ids is empty; it must hold at least one token id, or be None")
-        for token, bias in (self.logit_bias or {}).items():
-            if not math.isfinite(bias):
-                raise ValueError(f"logit_bias of token {token} is {bias}; it must be a finite number")
+        for name, tokens in self.token_ids_named().items():
+            for token in tokens:
+                if isinstance(token, bool) or not isinstance(token, int) or token < 0:
+                    raise ValueError(f"{name} holds {token!r}; token ids are whole numbers, at least 0")
+        if self.min_tokens and self.allowed_token_ids and {*self.allowed_token_ids} <= {*self.stop_token_ids}:
+            raise ValueError(
+                f"allowed_token_ids is {self.allowed_token_ids}, all of them stop tokens, which min_tokens "
+                f"({self.min_tokens}) forbids at first; one must be none"
+            )
 
     @property
     def greedy(self) -> bool:
@@ -109,8 +123,23 @@ class SamplingParams:
 
     def _real(self, name: str, low: float, high: float = math.inf, low_open: bool = False) -> None:
         value = getattr(self, name)
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
         if not fits or value > high or value < low or (low_open and value == low):
             bound = f"above {low}" if low_open else f"at least {low}"
             bound += "" if high == math.inf else f" and at most {high}"
             raise ValueError(f"{name} is {value!r}; it must be a finite number, {bound}")
+
+
+def _as_list(name: str, value) -> list | None:
+    if value is not None and not isinstance(value, list | tuple | set | frozenset | range):
+        raise ValueError(f"{name} is {value!r}; it must be a list")
+    return None if value is None else list(value)
+
+
+def _bias_entry(token, bias) -> tuple[int, float]:
+    # JSON, here and in HTTP requests, turns integer keys into strings.
+    if isinstance(token, str) and token.isascii() and token.isdigit():
+        token = int(token)
+    if isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= LARGEST_BIAS:
+        raise ValueError(f"logit_bias of token {token!r} is {bias!r}; it must be a number within ±{LARGEST_BIAS:g}")
+    return token, float(bias)

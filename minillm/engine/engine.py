@@ -140,6 +140,12 @@ class Engine:
                 f"the prompt has {len(prompt_ids)} tokens; with one output token it must fit into {capacity} "
                 f"(max_model_len is {self.config.max_model_len})"
             )
+        ends = {*self.model_config.eos_token_ids, *params.stop_token_ids}
+        if params.min_tokens and ends.issuperset(params.allowed_token_ids or range(vocab)):
+            raise ValueError(
+                f"min_tokens is {params.min_tokens}, which holds back end and stop tokens, and of allowed_token_ids "
+                "nothing else is left; allow one that does not end the output"
+            )
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and this engine has none")
         for name in ("logprobs", "prompt_logprobs"):

@@ -107,33 +107,41 @@ class OutputProcessor:
         """Append what the request gained. The stop string that ended it, or None."""
         params, completion = request.sampling_params, sample.output
         new_tokens = request.output_token_ids[len(completion.token_ids) :]
-        for position in output.logprobs.get(request.request_id, [])[: len(new_tokens)]:
-            completion.logprobs.append(self._logprobs(position))
-            completion.cumulative_logprob += position[0].logprob
         for i, token in enumerate(new_tokens):
             completion.token_ids.append(token)
+            if completion.logprobs is not None:
+                position = output.logprobs[request.request_id][i]
+                completion.logprobs.append(self._logprobs(position))
+                completion.cumulative_logprob += position[0].logprob
             # An end or stop token ends the text before itself.
             silent = request.finish_reason == "stop" and i == len(new_tokens) - 1
             if silent and not params.include_stop_str_in_output:
                 break
-            if sample.detokenizer is not None:
-                old = len(sample.text)
-                sample.text += sample.detokenizer.add(token)
-                if len(completion.token_ids) > params.min_tokens and (stop := self._stop_string(sample, old, params)):
-                    return stop
+            if sample.detokenizer and (stop := self._add_text(sample, sample.detokenizer.add(token), params)):
+                return stop
         if request.finished:
+            if sample.detokenizer and (stop := self._add_text(sample, sample.detokenizer.finish(), params)):
+                return stop
+            sample.detokenizer = None
             self._finish(sample, request.finish_reason, request.stop_reason)
         else:
             held = 0 if params.include_stop_str_in_output else could_become(sample.text, params.stop)
             completion.text = sample.text[: len(sample.text) - held]
         return None
 
-    def _stop_string(self, sample: SampleState, old: int, params: SamplingParams) -> str | None:
-        """The stop string that the text added since character ``old`` completes; the earliest one wins."""
-        found = [(at, stop) for stop in params.stop if (at := sample.text.find(stop, max(0, old - len(stop) + 1))) >= 0]
+    def _add_text(self, sample: SampleState, new: str, params: SamplingParams) -> str | None:
+        """Append text. The stop string it completes, which ends the sample, or None."""
+        old = len(sample.text)
+        sample.text += new
+        if len(sample.output.token_ids) <= params.min_tokens:
+            return None
+        starts = {stop: sample.text.find(stop, max(0, old - len(stop) + 1)) for stop in params.stop}
+        found = [(at + len(stop), at, stop) for stop, at in starts.items() if at >= 0]
         if not found:
             return None
-        at, stop = min(found)
+        # Of several, the one completed first, and of those the longest: as if text came character by character, so
+        # that the cut does not depend on how the text was split into tokens.
+        _, at, stop = min(found)
         sample.text = sample.text[: at + len(stop) if params.include_stop_str_in_output else at]
         sample.detokenizer = None  # what it holds back lies behind the stop string
         self._finish(sample, "stop", stop)

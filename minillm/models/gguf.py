@@ -18,7 +18,7 @@ from tokenizers.models import BPE
 from torch import Tensor
 
 from minillm.core.model_config import CheckpointError, ModelConfig
-from minillm.models.loader import fill, new_folder, save_model, write_json
+from minillm.models.loader import fill, save_model, work_folder, write_json
 from minillm.models.registry import model_class
 
 ARCHITECTURES = ("llama",)
@@ -50,13 +50,16 @@ def convert_gguf(file: str | Path, folder: str | Path) -> None:
     Raises CheckpointError, naming the file and the field or tensor, for a file that isn't whole, isn't a model of a
     known architecture or says what a config.json can't; FileExistsError if ``folder`` is there.
     """
+    folder = Path(folder).absolute()
+    if folder.exists():
+        raise FileExistsError(f"{folder}: is there already; delete it or name another folder")
     source = _Metadata(Path(file))
     settings = _config(source)
     config = ModelConfig.from_dict(settings, source=str(file))
     tokenizer, tokenizer_settings = _tokenizer(source)
     model = model_class(config.architecture)(config, torch.bfloat16)
     fill(model, _tensors(source, config))
-    with new_folder(Path(folder).absolute()) as part:
+    with work_folder(folder.with_name(f".{folder.name}.partial")) as part:
         save_model(model, part, torch.bfloat16)
         write_json(part / "config.json", settings)
         ends = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -66,6 +69,7 @@ def convert_gguf(file: str | Path, folder: str | Path) -> None:
         template = source.get("tokenizer.chat_template", str, None)
         if template is not None:
             (part / "chat_template.jinja").write_text(template, encoding="utf-8")
+        part.rename(folder)
 
 
 class _Metadata:

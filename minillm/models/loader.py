@@ -137,18 +137,14 @@ def write_json(path: Path, value: dict) -> None:
 
 
 @contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """An empty sibling that takes ``folder``'s name if the block ends well, and is deleted if it doesn't.
+def work_folder(path: Path) -> Iterator[Path]:
+    """An empty folder for something that is built in it and renamed to its place when it is whole.
 
-    So ``folder`` is whole or not there, however a run ends. What a killed run left, the next one clears.
+    Deleted at the end, however the block ends; what a killed run left there is cleared first.
     """
-    if folder.exists():
-        raise FileExistsError(f"{folder}: is there already; delete it or name another folder")
-    part = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
     try:
-        yield part
-        part.rename(folder)
+        yield path
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)

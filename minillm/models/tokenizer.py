@@ -79,35 +79,46 @@ def _chat_template(folder: Path, config: dict, config_path: Path) -> str | None:
 class IncrementalDetokenizer:
     """Text of a growing token sequence, piece by piece, never half a character.
 
-    Tokens are decoded in a window with a little settled context before it, since some tokenizers write a token
-    differently at the start of a text. U+FFFD at the window's end may be a character whose other bytes are still to
-    come, and is held back until it is settled or ``finish`` is called.
+    New tokens are decoded together with a few settled ones before them, their context, since some tokenizers write a
+    token differently at the start of a text. U+FFFD at the end may be a character whose other bytes are still to come,
+    and is held back until a later token settles it or ``finish`` is called.
     """
 
     CONTEXT = 6  # prompt tokens to start with
-    LONGEST = 3  # bytes a character can wait with
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: list[int]):
         self._tokenizer = tokenizer
-        context = prompt_token_ids[-self.CONTEXT :]
-        if tokenizer.decode(context).endswith("\ufffd"):
-            context = []  # half a character of the prompt: its text cannot be told from the output's
-        self._ids = list(context)
-        self._start, self._settled = 0, len(context)
-        self._shown = len(tokenizer.decode(context))  # characters of the window that were given out
+        self._context: list[int] = []
+        self._pending: list[int] = []  # tokens whose text is not all given out
+        # Half a character at the prompt's end is no context: its text could not be told from the output's.
+        for length in range(min(self.CONTEXT, len(prompt_token_ids)), 0, -1):
+            context = prompt_token_ids[-length:]
+            if not tokenizer.decode(context).endswith("\ufffd"):
+                self._context = context
+                break
+        self._context_text = self._given = tokenizer.decode(self._context)  # _given: of context and pending tokens
 
     def add(self, token_id: int) -> str:
         """The text that this token settles; "" if it must wait for more."""
-        self._ids.append(token_id)
-        window = self._tokenizer.decode(self._ids[self._start :])
-        waiting = min(len(window) - len(window.rstrip("\ufffd")), self.LONGEST)
-        new = window[self._shown : len(window) - waiting]
-        self._shown += len(new)
-        if not waiting:
-            self._start, self._settled = self._settled, len(self._ids)
-            self._shown = len(self._tokenizer.decode(self._ids[self._start :]))
+        self._pending.append(token_id)
+        window = self._tokenizer.decode(self._context + self._pending)
+        if not window.startswith(self._context_text):
+            # A decoder with byte tokens takes neighbouring ones as one string, and if the last character of that is
+            # not whole, as no characters at all. So these tokens are bytes, and need no context.
+            self._given = self._given[len(self._context_text) :]
+            self._context, self._context_text = [], ""
+            window = self._tokenizer.decode(self._pending)
+        settled = window.rstrip("\ufffd")
+        new = settled[len(self._given) :]
+        self._given += new
+        if settled == window:
+            if new or not self._context:
+                self._context, self._pending = self._pending, []
+                self._context_text = self._given = self._tokenizer.decode(self._context)
+            else:
+                self._pending.pop()  # a special token: it has no text, so it would be no context
         return new
 
     def finish(self) -> str:
         """What was held back, as it is."""
-        return self._tokenizer.decode(self._ids[self._start :])[self._shown :]
+        return self._tokenizer.decode(self._context + self._pending)[len(self._given) :]

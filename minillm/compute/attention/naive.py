@@ -43,20 +43,22 @@ def attend_one(
     group = heads // kv_heads
     if n_q == 1 and window is not None and window < n_k:
         k, v, n_k = k[-window:], v[-window:], window  # one query: the window is a slice, no mask
+    # All of it in at least float32; on a CPU that is also twice as fast as small products in bfloat16.
+    wide = torch.promote_types(q.dtype, torch.float32)
     # [N_q, Hkv · G, D] -> [Hkv, G · N_q, D]
-    rows = q.view(n_q, kv_heads, group, d).permute(1, 2, 0, 3).reshape(kv_heads, group * n_q, d)
-    scores = torch.matmul(rows, k.permute(1, 2, 0)).view(kv_heads, group, n_q, n_k)
-    scores = scores.to(torch.promote_types(q.dtype, torch.float32)) * scale
+    rows = (q.to(wide) * scale).view(n_q, kv_heads, group, d).permute(1, 2, 0, 3).reshape(kv_heads, group * n_q, d)
+    scores = torch.bmm(rows, k.to(wide).permute(1, 2, 0))
     if n_q > 1:
-        scores = scores.masked_fill(~visible(n_q, n_k, window, q.device), float("-inf"))
+        blind = ~visible(n_q, n_k, window, q.device)
+        scores = scores.view(kv_heads, group, n_q, n_k).masked_fill_(blind, float("-inf")).view_as(scores)
     weights = scores.softmax(dim=-1)
     if n_k < n_q:  # queries that see no key: softmax of nothing is NaN, attention to nothing is 0
         weights = weights.nan_to_num(0.0)
-    o = torch.matmul(weights.to(v.dtype).view(kv_heads, group * n_q, n_k), v.transpose(0, 1))
-    o = o.view(kv_heads, group, n_q, d).permute(2, 0, 1, 3).reshape(n_q, heads, d)
+    o = torch.bmm(weights, v.to(wide).transpose(0, 1))
+    o = o.view(kv_heads, group, n_q, d).permute(2, 0, 1, 3).reshape(n_q, heads, d).to(q.dtype)
     if not return_lse:
         return o, None
-    return o, scores.logsumexp(dim=-1).permute(2, 0, 1).reshape(n_q, heads)
+    return o, scores.logsumexp(dim=-1).view(heads, n_q).T
 
 
 def visible(n_q: int, n_k: int, window: int | None, device: torch.device) -> Tensor:

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from minillm.core.sampling_params import SamplingParams
 
+# Logits are only float32-exact: a sum this close to top_p has reached it, and so has a ratio to min_p.
+ROUNDING = 1e-6
+
 
 @dataclass
 class SamplingRow:
@@ -71,7 +74,7 @@ def _process_row(logits: Tensor, row: SamplingRow) -> None:
         logits[seen] = torch.where(old > 0, old / params.repetition_penalty, old * params.repetition_penalty)
     if (params.presence_penalty or params.frequency_penalty) and row.output_token_ids:
         tokens, counts = torch.unique(ids(row.output_token_ids), return_counts=True)
-        logits[tokens] -= params.presence_penalty + params.frequency_penalty * counts
+        logits[tokens] -= params.presence_penalty + params.frequency_penalty * counts.to(logits.dtype)
 
 
 def probabilities(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
@@ -84,9 +87,11 @@ def probabilities(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
         return torch.tensor(list(values), dtype=dtype, device=logits.device)[:, None]
 
     params = [row.params for row in rows]
-    logits = logits / column(p.temperature for p in params)
+    # The most likely token moves to 0 first, so that a tiny temperature overflows to -inf and never to NaN.
+    tiny = torch.finfo(logits.dtype).tiny
+    logits = (logits - logits.max(-1, keepdim=True).values) / column(max(p.temperature, tiny) for p in params)
     if any(p.min_p for p in params):
-        floor = logits.max(-1, keepdim=True).values + column(p.min_p for p in params).log()
+        floor = column(p.min_p for p in params).log() - ROUNDING
         logits = logits.masked_fill(logits < floor, float("-inf"))
     vocab = logits.shape[-1]
     if any(0 < p.top_k < vocab or p.top_p < 1 for p in params):
@@ -94,10 +99,9 @@ def probabilities(logits: Tensor, rows: list[SamplingRow]) -> Tensor:
         ordered, order = logits.sort(dim=-1, descending=True, stable=True)
         k = column(p.top_k if p.top_k > 0 else vocab for p in params)
         ordered = ordered.masked_fill(torch.arange(vocab, device=logits.device) >= k, float("-inf"))
-        # float64, or the running sum over a large vocabulary drifts; and logits are only float32-exact, so a sum
-        # within 1e-6 of top_p has reached it. A row with top_p 1 keeps its whole tail.
+        # float64, or the running sum over a large vocabulary drifts. A row with top_p 1 keeps its whole tail.
         running = ordered.to(torch.float64).softmax(-1).cumsum(-1)
-        limit = column((p.top_p - 1e-6 if p.top_p < 1 else math.inf for p in params), torch.float64)
+        limit = column((p.top_p - ROUNDING if p.top_p < 1 else math.inf for p in params), torch.float64)
         enough = running[:, :-1] >= limit  # without this token, so the most likely one always stays
         ordered[:, 1:].masked_fill_(enough, float("-inf"))
         logits = torch.full_like(logits, float("-inf")).scatter(-1, order, ordered)

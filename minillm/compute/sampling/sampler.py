@@ -51,6 +51,8 @@ def draw(chances: Tensor, draws: list[float]) -> list[int]:
     """
     running = chances.to(torch.float64).cumsum(-1)
     total = running[:, -1:]
+    if not total.isfinite().all():
+        raise ValueError("a row of logits is not numbers, or leaves no token to draw")
     u = torch.tensor(draws, dtype=torch.float64, device=chances.device)[:, None] * total
     u = torch.minimum(u, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(running, u, right=True)[:, 0].tolist()
@@ -62,17 +64,19 @@ def top_logprobs(logits: Tensor, tokens: list[int], wanted: list[int | None]) ->
     result: list[list[TokenLogprob] | None] = [None] * len(wanted)
     if not asking:
         return result
-    logprobs = logits[asking].log_softmax(-1)
+    logits = logits[asking]
+    logprobs = logits.log_softmax(-1)
     chosen = torch.tensor([tokens[i] for i in asking], device=logits.device)[:, None]
-    own = logprobs.gather(-1, chosen)
-    # Rank as the sampler orders: more likely tokens, and equal ones of lower id, come before.
-    ids = torch.arange(logprobs.shape[-1], device=logits.device)
-    ranks = ((logprobs > own) | ((logprobs == own) & (ids < chosen))).sum(-1) + 1
-    k = min(max(wanted[i] for i in asking), logprobs.shape[-1])
-    values, indices = logprobs.sort(dim=-1, descending=True, stable=True)
-    values, indices = values[:, :k].tolist(), indices[:, :k].tolist()
+    own = logits.gather(-1, chosen)
+    # Rank as the sampler orders, by logits (log-probabilities may round to equals): more likely tokens, and equal ones
+    # of lower id, come before.
+    ids = torch.arange(logits.shape[-1], device=logits.device)
+    ranks = ((logits > own) | ((logits == own) & (ids < chosen))).sum(-1) + 1
+    k = min(max(wanted[i] for i in asking), logits.shape[-1])
+    indices = logits.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    values, indices = logprobs.gather(-1, indices).tolist(), indices.tolist()
     for row, i in enumerate(asking):
-        first = TokenLogprob(tokens[i], own[row].item(), ranks[row].item())
+        first = TokenLogprob(tokens[i], logprobs[row, tokens[i]].item(), ranks[row].item())
         best = zip(indices[row][: wanted[i]], values[row][: wanted[i]], strict=True)
         result[i] = [first, *(TokenLogprob(t, p, rank + 1) for rank, (t, p) in enumerate(best))]
     return result

@@ -1,0 +1,30 @@
+from minillm.core.config import CHOICES
+from minillm.scheduling.policies import POLICIES, StaticBatching
+from tests.scheduling.fakes import Loop, make_scheduler, request
+
+
+def test_every_choice_of_the_config_has_a_policy():
+    assert set(POLICIES) == set(CHOICES["batching"])
+
+
+def test_static_batching_admits_to_an_empty_batch_only():
+    policy = StaticBatching()
+    assert policy.may_admit([])
+    assert not policy.may_admit([request("a")])
+
+
+def test_nobody_joins_a_static_batch_until_its_last_request_has_finished():
+    loop = Loop(make_scheduler(blocks=2, eos=()))
+    loop.run(request("a", max_tokens=2), request("b", max_tokens=5), request("c", max_tokens=3))
+    assert [p.ids for p in loop.passes] == [["a", "b"]] * 2 + [["b"]] * 3 + [["c"]] * 3
+    assert [p.new for p in loop.passes if p.new] == [["a", "b"], ["c"]]
+
+
+def test_a_request_that_comes_late_waits_for_the_static_batch():
+    scheduler = make_scheduler(eos=())
+    loop = Loop(scheduler)
+    scheduler.add(request("a", max_tokens=3))
+    loop.step()
+    scheduler.add(request("late", max_tokens=1))
+    loop.run()
+    assert [p.ids for p in loop.passes] == [["a"]] * 3 + [["late"]]

@@ -1,0 +1,135 @@
+"""The command line, run in this process where that is enough, as a process where signals matter."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from minillm.cli import main
+from minillm.models.fetch import resolve
+
+TEMPLATE = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("the command opened a network connection")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture(scope="module")
+def chat_folder(tmp_path_factory):
+    """The embedded model with a chat template: it answers nonsense, but it answers."""
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    shutil.copytree(resolve("tiny"), folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return str(folder)
+
+
+def test_generate_prints_prompt_and_continuation(capsys, no_network):
+    assert main(["generate", "Once upon a time", "--max-tokens", "12", "--dtype", "float32"]) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("Once upon a time") and len(first) > len("Once upon a time") + 12
+    main(["generate", "Once upon a time", "--max-tokens", "12", "--dtype", "float32"])
+    assert capsys.readouterr().out == first, "greedy by default: twice the same"
+
+
+def test_generate_several_samples_and_stats(capsys):
+    args = ["generate", "It was", "--n", "3", "--temperature", "1", "--seed", "5", "--max-tokens", "8", "--stats"]
+    assert main(args) == 0
+    printed = capsys.readouterr()
+    samples = printed.out.strip().split("\n\n")
+    assert len(samples) == 3 == len(set(samples)) and all(s.startswith("It was") for s in samples)
+    assert "forward_passes" in printed.err
+
+
+def test_stop_string_ends_the_text(capsys):
+    main(["generate", "And the", "--max-tokens", "40", "--dtype", "float32"])
+    text = capsys.readouterr().out.strip()
+    word = text.split()[6]
+    main(["generate", "And the", "--max-tokens", "40", "--dtype", "float32", "--stop", word])
+    shorter = capsys.readouterr().out.rstrip("\n")
+    assert text.startswith(shorter) and word not in shorter.removeprefix("And the")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["generate", ""], "the prompt is empty"),
+        (["generate", "x", "--model", "nope"], "'nope' is no model"),
+        (["generate", "x", "--top-p", "7"], "top_p is 7.0"),
+        (["generate", "x", "--max-tokens", "0"], "max_tokens is 0"),
+        (["generate", "x", "--chapter", "99"], "chapter 99 is not built"),
+        (["generate", "x", "--max-model-len", "4096"], "max_model_len is 4096; this model's positions end at 1024"),
+        (["chat", "--model", "tiny"], "has no chat template"),
+        (["bench", "--against", "transformers"], "--requests"),
+        (["bench", "--chapters", "99"], "chapter 99 is not built"),
+    ],
+)
+def test_errors_are_one_line_and_status_one(capsys, args, message):
+    assert main(args) == 1
+    printed = capsys.readouterr()
+    assert message in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+
+
+def test_help_of_every_command_explains_it(capsys):
+    for command in ("generate", "chat", "fetch", "doctor", "bench"):
+        with pytest.raises(SystemExit) as ended:
+            main([command, "--help"])
+        assert ended.value.code == 0 and len(capsys.readouterr().out) > 200
+
+
+def test_doctor_lists_what_is_there(capsys):
+    assert main(["doctor", "--json"]) == 0
+    found = {finding["what"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert found["model tiny"]["ok"] and found["torch"]["ok"]
+    assert main(["doctor"]) == 0
+    assert "model tiny" in capsys.readouterr().out
+
+
+def test_bench_rows_as_json(capsys):
+    args = ["bench", "--requests", "1", "3", "--output-len", "4", "--repeats", "1", "--dtype", "float32", "--json"]
+    assert main([*args, "--against", "transformers"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [row["requests"] for row in report["rows"]] == [1, 3]
+    for row in report["rows"]:
+        assert row["output_tokens"] == 4 * row["requests"]
+        assert row["ratio"] == pytest.approx(row["ours"] / row["peer"])
+    assert report["machine"]["torch"]
+
+
+def chat(folder, *args, **more):
+    command = [sys.executable, "-m", "minillm.cli", "chat", "--model", folder, "--dtype", "float32", *args]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, **pipes, **more)
+
+
+def test_chat_answers_each_line_and_forgets_on_reset(chat_folder):
+    out, err = chat(chat_folder, "--max-tokens", "6").communicate(
+        "hello\n/reset\nhello\n/exit\nnever read\n", timeout=60
+    )
+    first, second = out.splitlines()
+    assert first == second != "", err
+
+
+def test_chat_refuses_what_outgrows_the_context_and_goes_on(chat_folder):
+    long = "word " * 1500
+    out, err = chat(chat_folder, "--max-tokens", "5").communicate(f"{long}\nhello\n", timeout=60)
+    assert "must fit into 1024" in err and len(out.splitlines()) == 1
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_session(chat_folder):
+    process = chat(chat_folder, "--max-tokens", "900")
+    process.stdin.write("Tell me a story.\n")
+    process.stdin.flush()
+    started = process.stdout.read(1)  # the answer has begun
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate("/reset\nhello\n", timeout=120)
+    assert process.returncode == 0, err
+    assert started and " …\n" in out and out.split(" …\n", 1)[1].strip(), "the next message is answered"
