@@ -33,9 +33,9 @@ test: .venv/.installed lint
 	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) tests
 	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) $(NBVAL) chapters
 
-# The fast subset: no notebook, no model but random ones.
+# The fast subset: no notebook, no benchmark, no real model.
 check: .venv/.installed lint
-	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) -m "not slow and not smollm2" tests
+	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) -m "not smollm2" --ignore=tests/notebooks --ignore=tests/bench tests
 
 .PHONY: lint
 lint: .venv/.installed

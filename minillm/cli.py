@@ -227,7 +227,9 @@ def _doctor(args) -> int:
 def _bench(args) -> int:
     if args.requests is None and args.against is not None:
         raise ValueError("--against compares batches of equal requests: give --requests too, such as --requests 1 8")
-    config = _config(args) if args.requests is not None else None
+    config = _config(args)
+    for chapter in args.chapters or []:
+        EngineConfig.at_chapter(chapter)  # refused before anything is loaded
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

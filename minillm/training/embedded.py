@@ -1,5 +1,7 @@
 """Trains the models that the course carries with it: ``python -m minillm.training.embedded tiny``.
 
+On two cores, two processes of one thread are faster than one of two: ``torchrun --nproc_per_node=2 -m …``.
+
 Writes a Hugging Face checkpoint folder with its card: data and licence, parameters, tokens seen, loss curve, held-out
 loss and a sample. The tokenizer is trained first, on the training part of the text alone, and shared by both models.
 """
@@ -7,12 +9,13 @@ loss and a sample. The tokenizer is trained first, on the training part of the t
 from __future__ import annotations
 
 import argparse
-import json
 import math
+import os
 import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
@@ -22,6 +25,7 @@ from minillm.core.model_config import ModelConfig
 from minillm.models.layers.linear import Linear
 from minillm.models.llama import LlamaForCausalLM
 from minillm.models.loader import save_model, write_json
+from minillm.training.card import write_card
 from minillm.training.corpus import HELD_OUT, load_corpus
 
 END = "<|end|>"
@@ -144,6 +148,15 @@ def optimizers(model: LlamaForCausalLM, peak: float) -> list[torch.optim.Optimiz
     ]
 
 
+def average_gradients(model: nn.Module, ranks: int) -> None:
+    """Data parallelism: every rank steps with the mean of all gradients."""
+    grads = [p.grad for p in model.parameters()]
+    flat = torch.cat([g.flatten() for g in grads])
+    dist.all_reduce(flat)
+    for grad, mean in zip(grads, (flat / ranks).split([g.numel() for g in grads]), strict=True):
+        grad.copy_(mean.view_as(grad))
+
+
 def train(
     name: str,
     tokens: Tensor,
@@ -160,19 +173,21 @@ def train(
     Stops early once the held-out loss has not improved for eight looks. ``keep`` is called with the model at every
     new best, so that an interrupted run is not lost; ``log`` with a line at every look.
     """
-    torch.manual_seed(seed)
+    torch.manual_seed(seed)  # the same weights on every rank
     model = LlamaForCausalLM(ModelConfig.from_dict(hf_config(name)))
     initialise(model)
     add_dropout(model, dropout)
     model.requires_grad_(True)
     opts = optimizers(model, peak)
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    torch.manual_seed(seed + rank)  # other batches and other dropout
     steps = total // BATCH_TOKENS
     warmup, look = max(1, steps // 50), max(1, steps // 50)
     curve, best, best_state, since = [], math.inf, None, 0
     running, started = 0.0, time.monotonic()
     for step in range(steps):
         length = PHASES[0][1] if step < PHASES[0][0] * steps else PHASES[1][1]
-        starts = torch.randint(len(tokens) - length - 1, (BATCH_TOKENS // length,))
+        starts = torch.randint(len(tokens) - length - 1, (BATCH_TOKENS // length // ranks,))
         batch = torch.stack([tokens[s : s + length + 1] for s in starts.tolist()])
         # Linear warm-up, then linear decay to zero over the second half of the run.
         rate = min((step + 1) / warmup, 1.0, 2 * (steps - step) / steps)
@@ -181,13 +196,15 @@ def train(
                 group["lr"] = peak * rate
         loss = loss_of(model, batch)
         loss.backward()
+        if ranks > 1:
+            average_gradients(model, ranks)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for opt in opts:
             opt.step()
             opt.zero_grad(set_to_none=True)
         running += loss.item()
         if (step + 1) % look == 0 or step + 1 == steps:
-            held = evaluate(model, held_out, windows=4)["all"]
+            held = evaluate(model, held_out, windows=4)["all"]  # the same on every rank, as the weights are
             seen = (step + 1) * BATCH_TOKENS
             curve.append({"tokens": seen, "train": round(running / look, 4), "held_out": round(held, 4)})
             log(f"{time.monotonic() - started:7.0f} s  {seen / 1e6:6.2f} M tokens  {curve[-1]}")
@@ -209,18 +226,25 @@ def main() -> None:
     parser.add_argument("name", choices=SHAPES)
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "assets")
     parser.add_argument("--cache", type=Path, default=Path(".cache/corpus"))
-    parser.add_argument("--tokens", type=float, default=24.0, help="millions of tokens to train on")
+    parser.add_argument("--tokens", type=float, default=22.0, help="millions of tokens to train on")
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--dropout", type=float, default=0.2)
+    parser.add_argument("--dropout", type=float, default=0.15)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if "RANK" in os.environ:  # under torchrun
+        dist.init_process_group("gloo")
+    first = not dist.is_initialized() or dist.get_rank() == 0
+
+    def say(line: str) -> None:
+        if first:
+            print(line, flush=True)
 
     sources = load_corpus(args.cache)
     passages = [p for s in sources for p in s.train]
     tokenizer = train_tokenizer(passages)
     tokens = encode(tokenizer, passages)
     held_out = {s.name: encode(tokenizer, s.held_out) for s in sources}
-    print(f"{len(tokens):,} training tokens, {sum(map(len, held_out.values())):,} held out", flush=True)
+    say(f"{len(tokens):,} training tokens, {sum(map(len, held_out.values())):,} held out")
 
     folder = args.out / args.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -232,9 +256,11 @@ def main() -> None:
         peak=args.lr,
         dropout=args.dropout,
         seed=args.seed,
-        log=lambda line: print(line, flush=True),
-        keep=lambda model: save_model(model, folder, torch.bfloat16),
+        log=say,
+        keep=lambda model: save_model(model, folder, torch.bfloat16) if first else None,
     )
+    if not first:
+        return
     tokenizer.save(str(folder / "tokenizer.json"))
     write_json(folder / "config.json", hf_config(args.name))
     write_json(folder / "generation_config.json", {"eos_token_id": 0})
@@ -247,21 +273,35 @@ def main() -> None:
             "model_max_length": CONTEXT,
         },
     )
-    record = {
-        "model": args.name,
-        "parameters": model.config.num_parameters,
-        "training_tokens_in_corpus": len(tokens),
-        "tokens_seen": seen,
-        "peak_learning_rate": args.lr,
-        "dropout": args.dropout,
-        "seed": args.seed,
-        "torch": torch.__version__,
-        "held_out_fraction": HELD_OUT,
-        "held_out_nats_per_token": {k: round(v, 4) for k, v in evaluate(model, held_out).items()},
-        "curve": curve,
-    }
-    (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps({k: v for k, v in record.items() if k != "curve"}, indent=1))
+    write_json(
+        folder / "training.json",
+        {
+            "model": args.name,
+            "parameters": model.config.num_parameters,
+            "training_tokens_in_corpus": len(tokens),
+            "tokens_seen": seen,
+            "peak_learning_rate": args.lr,
+            "dropout": args.dropout,
+            "ranks": dist.get_world_size() if dist.is_initialized() else 1,
+            "seed": args.seed,
+            "torch": torch.__version__,
+            "command": command(args),
+            "held_out_fraction": HELD_OUT,
+            "long_share": PHASES[-1][0],
+            "held_out_nats_per_token": {k: round(v, 4) for k, v in evaluate(model, held_out).items()},
+            "curve": curve,
+        },
+    )
+    write_card(folder)
+    say(f"written to {folder}")
+
+
+def command(args: argparse.Namespace) -> str:
+    """The command line that gives this model again, without folders."""
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    start = f"torchrun --nproc_per_node={ranks} -m" if ranks > 1 else "python -m"
+    settings = f"--tokens {args.tokens:g} --lr {args.lr:g} --dropout {args.dropout:g} --seed {args.seed}"
+    return f"{start} minillm.training.embedded {args.name} {settings}"
 
 
 if __name__ == "__main__":
