@@ -27,7 +27,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 	touch $@
 
 course: .venv/.installed
-	$(BIN)/jupyter lab chapters/00_start_here.ipynb
+	$(BIN)/jupyter lab --ServerApp.root_dir="$(CURDIR)" chapters/00_start_here.ipynb
 
 test: .venv/.installed lint
 	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) tests

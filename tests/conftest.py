@@ -17,6 +17,26 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 
+# -- a machine without Triton ---------------------------------------------------------------------------------------
+
+
+class NoTriton:
+    """Import finder of a machine that has no Triton."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "triton":
+            raise ModuleNotFoundError(f"{name} is blocked", name=name)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--block-triton", action="store_true", help="run as if Triton were not installed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--block-triton"):
+        sys.meta_path.insert(0, NoTriton())
+
+
 # -- which tests can run --------------------------------------------------------------------------------------------
 
 

@@ -47,6 +47,8 @@ class Engine:
         scheduler: Callable[..., Scheduler] = Scheduler,
         executor: Callable[..., Executor] | None = None,
     ):
+        # The weights' own dtype, whatever their config.json or the caller says.
+        config = config.override(dtype=str(next(model.parameters()).dtype).removeprefix("torch."))
         self.config = config = config.resolve(model.config)
         self.model_config, self.tokenizer = model.config, tokenizer
         eos = model.config.eos_token_ids
@@ -66,9 +68,7 @@ class Engine:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    def add_request(
-        self, request_id: str, prompt: str | dict, params: SamplingParams | None = None, priority: int = 0
-    ) -> None:
+    def add_request(self, request_id: str, prompt: str | dict, params: SamplingParams | None = None) -> None:
         """Queue a prompt: a string or {"prompt_token_ids": [...]}. ``params`` None: SamplingParams().
 
         Whatever can be refused is refused here: ValueError names the number and what would be right.
@@ -92,7 +92,6 @@ class Engine:
                 replace(params, prompt_logprobs=params.prompt_logprobs if i == 0 else None),
                 seed,
                 sample_index=i,
-                priority=priority,
                 arrival=next(self._arrivals),
             )
             for i, internal_id in enumerate(ids)
@@ -119,6 +118,13 @@ class Engine:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ValueError("this engine has no tokenizer; give {'prompt_token_ids': [...]}")
+            try:
+                prompt.encode()
+            except UnicodeEncodeError as error:
+                half = prompt[error.start]
+                raise ValueError(
+                    f"the prompt holds {half!r} at character {error.start}, a lone surrogate; give whole characters"
+                ) from None
             return prompt, self.tokenizer.encode(prompt)
         if not isinstance(prompt, dict) or "prompt_token_ids" not in prompt:
             raise ValueError(f"prompt is {prompt!r}; it must be a string or {{'prompt_token_ids': [...]}}")

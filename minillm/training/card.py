@@ -42,12 +42,12 @@ out before the tokenizer was trained. Passages of about 1,500 characters, each f
 
 ## Loss
 
-| million tokens seen | training loss | held-out loss |
-|---|---|---|
+| million tokens seen | sequence length | training loss | held-out loss |
+|---|---|---|---|
 {curve_rows}
 
-Training loss is the mean since the row before, with dropout; held-out loss is of the first windows of each source. The
-whole curve is in `training.json`.
+Training loss is with dropout; held-out loss is here of the first 4,096 tokens of each source, in windows as long as the
+training sequences. The whole curve is in `training.json`.
 
 ## A sample
 
@@ -82,7 +82,9 @@ def write_card(folder: Path) -> None:
         loss=losses["all"],
         perplexity=math.exp(losses["all"]),
         held_out_rows="\n".join(rows),
-        curve_rows="\n".join(f"| {p['tokens'] / 1e6:.1f} | {p['train']:.3f} | {p['held_out']:.3f} |" for p in shown),
+        curve_rows="\n".join(
+            f"| {p['tokens'] / 1e6:.1f} | {p['length']:,} | {p['train']:.3f} | {p['held_out']:.3f} |" for p in shown
+        ),
         prompt=PROMPT,
         sample=sample(model, folder).replace("\n", "\n> "),
     )

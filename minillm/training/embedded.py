@@ -38,6 +38,7 @@ SHAPES = {
 # Two phases: short sequences learn most of the language for less attention, then the whole context is seen.
 PHASES = ((0.7, 256), (0.3, CONTEXT))
 BATCH_TOKENS = 4096
+LOOK = 4096  # held-out tokens of each source in the looks during training
 
 
 def hf_config(name: str) -> dict:
@@ -105,20 +106,22 @@ def loss_of(model: LlamaForCausalLM, tokens: Tensor, reduction: str = "mean") ->
 
 
 @torch.no_grad()
-def evaluate(model: LlamaForCausalLM, held_out: dict[str, Tensor], windows: int | None = None) -> dict[str, float]:
-    """Mean held-out loss per source and over all tokens ("all"), in windows of the whole context.
+def evaluate(
+    model: LlamaForCausalLM, held_out: dict[str, Tensor], length: int = CONTEXT, tokens: int | None = None
+) -> dict[str, float]:
+    """Mean held-out loss per source and over all tokens ("all"), in windows of ``length``.
 
-    ``windows`` bounds the windows taken of each source, for the quick looks during training.
+    ``tokens`` bounds what is taken of each source, for the quick looks during training.
     """
     total, count, table = 0.0, 0, {}
     model.eval()
     for name, ids in held_out.items():
-        pieces = list(ids.split(CONTEXT))[:windows]
-        # A window's first token is its context only, so each piece carries on from the one before.
-        loss = sum(loss_of(model, piece[None], "sum").item() for piece in pieces if len(piece) > 1)
-        tokens = sum(len(piece) - 1 for piece in pieces)
-        table[name] = loss / tokens
-        total, count = total + loss, count + tokens
+        # A window's first token is context only.
+        pieces = [piece for piece in ids[:tokens].split(length) if len(piece) > 1]
+        loss = sum(loss_of(model, piece[None], "sum").item() for piece in pieces)
+        seen = sum(len(piece) - 1 for piece in pieces)
+        table[name] = loss / seen
+        total, count = total + loss, count + seen
     model.train()
     return {**table, "all": total / count}
 
@@ -170,8 +173,10 @@ def train(
 ):
     """Train for about ``total`` tokens. Returns the model at its best held-out loss, the curve, the tokens seen.
 
-    Stops early once the held-out loss has not improved for eight looks. ``keep`` is called with the model at every
-    new best, so that an interrupted run is not lost; ``log`` with a line at every look.
+    Looks at the held-out loss fifty times, in windows as long as the phase's sequences: longer ones hold positions that
+    the model has not met. Stops early once it has not improved for eight looks; the best counts anew in every phase.
+    ``keep`` is called with the model at every new best, so that an interrupted run is not lost; ``log`` with a line at
+    every look.
     """
     torch.manual_seed(seed)  # the same weights on every rank
     model = LlamaForCausalLM(ModelConfig.from_dict(hf_config(name)))
@@ -184,9 +189,11 @@ def train(
     steps = total // BATCH_TOKENS
     warmup, look = max(1, steps // 50), max(1, steps // 50)
     curve, best, best_state, since = [], math.inf, None, 0
-    running, started = 0.0, time.monotonic()
+    running, length, started = 0.0, 0, time.monotonic()
     for step in range(steps):
-        length = PHASES[0][1] if step < PHASES[0][0] * steps else PHASES[1][1]
+        before, length = length, PHASES[0][1] if step < PHASES[0][0] * steps else PHASES[1][1]
+        if length != before:
+            best, since = math.inf, 0
         starts = torch.randint(len(tokens) - length - 1, (BATCH_TOKENS // length // ranks,))
         batch = torch.stack([tokens[s : s + length + 1] for s in starts.tolist()])
         # Linear warm-up, then linear decay to zero over the second half of the run.
@@ -204,9 +211,11 @@ def train(
             opt.zero_grad(set_to_none=True)
         running += loss.item()
         if (step + 1) % look == 0 or step + 1 == steps:
-            held = evaluate(model, held_out, windows=4)["all"]  # the same on every rank, as the weights are
+            held = evaluate(model, held_out, length, LOOK)["all"]  # the same on every rank, as the weights are
             seen = (step + 1) * BATCH_TOKENS
-            curve.append({"tokens": seen, "train": round(running / look, 4), "held_out": round(held, 4)})
+            curve.append(
+                {"tokens": seen, "length": length, "train": round(running / look, 4), "held_out": round(held, 4)}
+            )
             log(f"{time.monotonic() - started:7.0f} s  {seen / 1e6:6.2f} M tokens  {curve[-1]}")
             running = 0.0
             if held < best:
@@ -226,9 +235,9 @@ def main() -> None:
     parser.add_argument("name", choices=SHAPES)
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "assets")
     parser.add_argument("--cache", type=Path, default=Path(".cache/corpus"))
-    parser.add_argument("--tokens", type=float, default=22.0, help="millions of tokens to train on")
+    parser.add_argument("--tokens", type=float, default=20.0, help="millions of tokens to train on")
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--dropout", type=float, default=0.15)
+    parser.add_argument("--dropout", type=float, default=0.2)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if "RANK" in os.environ:  # under torchrun

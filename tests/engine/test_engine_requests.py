@@ -74,7 +74,7 @@ def test_what_can_never_be_served_is_refused(engine_factory, prompt, params, mes
 @pytest.mark.parametrize("request_id", [5, None, ("a", 1)])
 def test_ids_are_strings(engine_factory, request_id):
     engine = engine_factory()
-    with pytest.raises(ValueError, match="request id is .* string"):
+    with pytest.raises(ValueError, match=r"request id is .* string"):
         engine.add_request(request_id, SHORT)
     assert not engine.has_unfinished_requests()
 

@@ -142,7 +142,7 @@ def test_equal_steps_are_all_compared():
 
 
 def test_logprobs_beyond_epsilon_fail():
-    with pytest.raises(AssertionError, match="step 0: log-probabilities are off by 1.10e-04"):
+    with pytest.raises(AssertionError, match=r"step 0: log-probabilities are off by 1\.10e-04"):
         compare(said([7], [BEST], shift=1.1e-4), [BEST], 1e-4)
 
 

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 
@@ -63,7 +65,7 @@ def test_views_lie_in_the_arena_and_do_not_overlap(cache, specs):
     )
     assert spans[0][0] >= 0
     assert spans[-1][1] <= cache.arena.numel()
-    for (_, end), (begin, _) in zip(spans, spans[1:], strict=False):
+    for (_, end), (begin, _) in itertools.pairwise(spans):
         assert end <= begin
     assert all(begin % 256 == 0 for begin, _ in spans)
     used = sum(rows.nbytes for rows in all_rows(cache, specs).values())

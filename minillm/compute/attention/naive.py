@@ -18,6 +18,7 @@ class NaiveAttention(AttentionBackend):
         o = torch.empty_like(q)
         wide = torch.promote_types(q.dtype, torch.float32)
         lse = q.new_empty(q.shape[:2], dtype=wide) if return_lse else None
+        q = q.to(wide)  # once for all requests; ``o`` takes the results back to its own dtype
         start = 0
         for new, rows, first in zip(meta.query_lens, meta.seq_lens, meta.first_rows, strict=True):
             end = start + new
