@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from minillm.bench.workload import run_workload
 from minillm.core.config import LAST_BUILT, EngineConfig
 from minillm.core.cost import kv_bytes_per_token
+from minillm.core.model_config import ModelConfig
 from minillm.core.workloads import scoreboard
 from minillm.llm import LLM
+from minillm.models.fetch import resolve
 
 # Every chapter gets the same memory: room for eight requests of full length, and a null block.
 KV_ROWS = 8 * 1024 + 16
@@ -23,8 +25,7 @@ def scoreboard_rows(model: str = "tiny", chapters: list[int] | None = None) -> I
 
 def scoreboard_row(model: str, config: EngineConfig) -> dict:
     """The row of one configuration."""
-    with LLM(model, config=config.override(kv_cache_memory_bytes=1 << 20, max_model_len=1)) as probe:
-        shape = probe.engine.model_config
+    shape = ModelConfig.from_folder(resolve(model))
     memory = KV_ROWS * kv_bytes_per_token(shape, config.dtype)
     with LLM(model, config=config.override(kv_cache_memory_bytes=memory)) as llm:
         row = run_workload(llm.engine, scoreboard(shape.vocab_size))

@@ -5,6 +5,7 @@ sampling_params.py  SamplingParams                                              
 request.py          Request: a sequence on its way through the engine                      chapter 00
 batch.py            ScheduledBatch and ModelOutput: what scheduler and runner tell each other
 outputs.py          RequestOutput, CompletionOutput: what a caller gets
+chapters.py         which file came with which chapter
 metrics.py          counters of an engine
 model_config.py     ModelConfig: a model's shape, read from config.json
 kv_spec.py          what a layer keeps of each token

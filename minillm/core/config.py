@@ -16,10 +16,10 @@ CHAPTER_SWITCHES: dict[int, dict[str, object]] = {
 LAST_BUILT = max(CHAPTER_SWITCHES)
 
 CHOICES = {
-    "attention_backend": ("naive",),
+    "attention_backend": ("naive", "flash"),
     "kv_layout": ("contiguous",),
     "batching": ("static",),
-    "kernel_backend": ("auto", "torch"),
+    "kernel_backend": ("auto", "torch", "triton"),
     "dtype": ("auto", "float32", "float64", "float16", "bfloat16"),
 }
 CONTIGUOUS_MAX_MODEL_LEN = 2048

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from minillm.compute.attention.base import AttentionBackend, AttentionMetadata, StepAttention
-from minillm.compute.attention.naive import NaiveAttention
 from minillm.compute.sampling.processors import SamplingRow
 from minillm.compute.sampling.sampler import Sampler, top_logprobs
 from minillm.core.batch import KnownRequest, ModelOutput, NewRequest, ScheduledBatch
@@ -16,7 +15,17 @@ from minillm.core.config import EngineConfig
 from minillm.memory.kv_cache import KVCache
 from minillm.memory.kv_manager import KVGeometry
 
-ATTENTION_BACKENDS: dict[str, type[AttentionBackend]] = {"naive": NaiveAttention}
+
+def attention_backend(config: EngineConfig, device: torch.device) -> AttentionBackend:
+    """The configured backend. Imported only here, so that an engine loads no file of a later chapter."""
+    if config.attention_backend == "flash":
+        from minillm.compute.attention.flash_backend import FlashAttention
+        from minillm.kernels import use_triton
+
+        return FlashAttention(use_triton(config.kernel_backend, device))
+    from minillm.compute.attention.naive import NaiveAttention
+
+    return NaiveAttention()
 
 
 @dataclass
@@ -57,7 +66,7 @@ class ModelRunner:
         self.device = next(model.parameters()).device
         self.eos_token_ids = eos_token_ids
         self.kv_cache = KVCache(geometry, self.device)
-        self.attention = ATTENTION_BACKENDS[config.attention_backend]()
+        self.attention = attention_backend(config, self.device)
         self.sampler = Sampler()
         self.rows: dict[str, Row] = {}
         tokens, requests = config.max_num_batched_tokens, min(config.max_num_seqs, config.max_num_batched_tokens)

@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+import minillm.kernels  # noqa: F401  its Triton switch must be set before torch.compiler.disable imports Triton
+
 
 class Attention(Protocol):
     """What a model's forward is given: all it may know about attention and the KV cache."""

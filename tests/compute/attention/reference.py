@@ -9,6 +9,8 @@ from torch import Tensor
 
 from minillm.compute.attention.base import AttentionMetadata
 
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
 
 def reference(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None = None) -> tuple[Tensor, Tensor]:
     """q [N_q, Hq, D], k and v [N_k, Hkv, D] of any dtype -> o, logsumexp in float64. Query by query, head by head."""
@@ -80,3 +82,12 @@ def metadata(query_lens: list[int], seq_lens: list[int], first_rows: list[int]) 
         block_table=torch.arange(1, len(query_lens) + 1, dtype=torch.int32)[:, None],
         first_rows=first_rows,
     )
+
+
+def draw(n_q: int, n_k: int, heads: int, kv_heads: int, d: int, dtype=torch.float64, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    return randn(n_q, heads, d), randn(n_k, kv_heads, d), randn(n_k, kv_heads, d)

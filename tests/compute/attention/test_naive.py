@@ -3,22 +3,8 @@ import math
 import pytest
 import torch
 
-from minillm.compute.attention.naive import NaiveAttention, attend_one, visible
-from minillm.core.kv_spec import FullAttentionSpec
-from minillm.memory.kv_cache import KVCache
-from minillm.memory.kv_manager import KVGeometry, group_layers
-from tests.compute.attention.reference import assert_as_good, low_precision, metadata, reference
-
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-
-
-def draw(n_q: int, n_k: int, heads: int, kv_heads: int, d: int, dtype=torch.float64, seed: int = 0):
-    generator = torch.Generator().manual_seed(seed)
-
-    def randn(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
-
-    return randn(n_q, heads, d), randn(n_k, kv_heads, d), randn(n_k, kv_heads, d)
+from minillm.compute.attention.naive import attend_one, visible
+from tests.compute.attention.reference import DTYPES, assert_as_good, draw, low_precision, reference
 
 
 def check(n_q, n_k, heads=4, kv_heads=2, d=16, dtype=torch.float64, window=None):
@@ -108,33 +94,3 @@ def test_inputs_need_not_be_contiguous():
     slices = qkv.split((4, 2, 2), dim=1)
     assert not slices[0].is_contiguous()
     assert torch.equal(attend_one(*slices, 0.25)[0], attend_one(q, k, v, 0.25)[0])
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("window", [None, 4])
-def test_a_ragged_batch_over_the_cache(dtype, window):
-    """Prefill, decode, a longer append and a request that waits with one row, in rows out of order."""
-    heads, kv_heads, d = 4, 2, 24
-    query_lens, seq_lens, blocks = [9, 1, 5, 1], [9, 17, 20, 1], [3, 1, 4, 2]
-    spec = FullAttentionSpec(kv_heads, d, str(dtype).removeprefix("torch."))
-    geometry = KVGeometry(group_layers([spec]), 20, 4, null_rows=1)
-    cache = KVCache(geometry)
-    # Rows nobody has written must not be read: one NaN there would spoil everything.
-    cache.layer(0).k.fill_(math.nan)
-    cache.layer(0).v.fill_(math.nan)
-    sequences = [
-        draw(new, rows, heads, kv_heads, d, dtype, seed=i)
-        for i, (new, rows) in enumerate(zip(query_lens, seq_lens, strict=True))
-    ]
-    first_rows = [geometry.first_row(block) for block in blocks]
-    for (_, k, v), first in zip(sequences, first_rows, strict=True):
-        cache.layer(0).write(torch.arange(first, first + len(k)), k=k, v=v)
-    backend = NaiveAttention()
-    backend.plan(metadata(query_lens, seq_lens, first_rows))
-    q = torch.cat([q for q, _, _ in sequences])
-    o, lse = backend.forward(q, cache.layer(0), d**-0.5, window, return_lse=True)
-    want = [reference(*sequence, d**-0.5, window) for sequence in sequences]
-    low = [low_precision(*sequence, d**-0.5, window) for sequence in sequences]
-    for got, i in ((o, 0), (lse, 1)):
-        assert_as_good(got, torch.cat([x[i] for x in low]), torch.cat([x[i] for x in want]))
-    assert backend.forward(q, cache.layer(0), d**-0.5, window)[1] is None

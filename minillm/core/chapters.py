@@ -1,0 +1,31 @@
+"""Which file came with which chapter: the course grows the package, and this table is its memory.
+
+The engine of a chapter loads no file of a later one. Files that are not named here were there at chapter 0.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1]
+
+NEW_FILES: dict[int, tuple[str, ...]] = {
+    1: (
+        "compute/attention/online.py",
+        "compute/attention/flash.py",
+        "compute/attention/flash_backend.py",
+        "kernels/flash_attention.py",
+        "kernels/interpreter.py",
+    ),
+}
+
+
+def introduced_in(file: str) -> int:
+    """The chapter that brought a file, named from the package's folder: "kernels/flash_attention.py" -> 1."""
+    return next((chapter for chapter, files in NEW_FILES.items() if file in files), 0)
+
+
+def files_of(chapter: int) -> list[str]:
+    """All Python files of the package as it stands after a chapter, in order."""
+    files = sorted(str(path.relative_to(PACKAGE).as_posix()) for path in PACKAGE.rglob("*.py"))
+    return [file for file in files if introduced_in(file) <= chapter]
