@@ -9,6 +9,7 @@ chapters.py         which file came with which chapter
 metrics.py          counters of an engine
 model_config.py     ModelConfig: a model's shape, read from config.json
 kv_spec.py          what a layer keeps of each token
-cost.py             modelled bytes and operations of a forward pass
+cost.py             modelled bytes, operations and time of a forward pass
+presets.py          well-known models and GPUs, for the cost model
 workloads.py        seeded sets of requests
 """

@@ -25,6 +25,11 @@ def introduced_in(file: str) -> int:
     return next((chapter for chapter, files in NEW_FILES.items() if file in files), 0)
 
 
+def is_there(chapter: int) -> bool:
+    """Whether every file that this chapter and those before it brought is in this package."""
+    return all((PACKAGE / file).exists() for n, files in NEW_FILES.items() if n <= chapter for file in files)
+
+
 def files_of(chapter: int) -> list[str]:
     """All Python files of the package as it stands after a chapter, in order."""
     files = sorted(str(path.relative_to(PACKAGE).as_posix()) for path in PACKAGE.rglob("*.py"))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from minillm.core.kv_spec import ITEMSIZE
 from minillm.core.model_config import ModelConfig
+from minillm.core.presets import Device
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,19 @@ class StepCost:
     @property
     def hbm_bytes(self) -> int:
         return self.weight_bytes + self.kv_bytes + self.scratch_bytes
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte moved."""
+        return self.flops / self.hbm_bytes
+
+    def seconds(self, device: Device) -> float:
+        """The roofline's time: as long as the slower of arithmetic and memory takes, each at its data-sheet rate."""
+        return max(self.flops / device.flops, self.hbm_bytes / device.bandwidth)
+
+    def arithmetic_share(self, device: Device) -> float:
+        """Share of the device's arithmetic in use, at most 1."""
+        return self.flops / device.flops / self.seconds(device)
 
 
 def kv_bytes_per_token(model: ModelConfig, dtype: str) -> int:
