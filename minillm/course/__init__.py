@@ -1,4 +1,25 @@
 """What turns the package into a course.
 
+house.py       the package as it grows: house(n) draws it, show(obj) prints of it, build copies it
+labs.py        labs: generated from solutions/, started, graded; start("06") and grade() in a notebook
+grader.py      a learner's notebook with the pristine checks laid over it, run by nbval; grader_plugin.py watches there
+forbidden.py   does an exercise use what it asks one to write?
+checks.py      what check cells are written with: compare, and name the likely mistake
+widgets.py     Panel: a pure function with a thin shell of controls and one view
+calculators.py       roofline, tile size
+softmax_stepper.py   online softmax step by step                                              chapter 01
+papers.py            the fifteen papers: table, map, problems that lead from one to the next
 notebooks.py   runs chapters in place and stores their outputs
 """
+
+from importlib import import_module
+
+# Looked up when first used: check cells and a running server import this package too.
+_PUBLIC = {"start": "minillm.course.labs", "grade": "minillm.course.labs"}
+__all__ = list(_PUBLIC)
+
+
+def __getattr__(name: str):
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
