@@ -189,7 +189,7 @@ def train(
     steps = total // BATCH_TOKENS
     warmup, look = max(1, steps // 50), max(1, steps // 50)
     curve, best, best_state, since = [], math.inf, None, 0
-    running, length, started = 0.0, 0, time.monotonic()
+    losses, length, started = [], 0, time.monotonic()
     for step in range(steps):
         before, length = length, PHASES[0][1] if step < PHASES[0][0] * steps else PHASES[1][1]
         if length != before:
@@ -209,15 +209,20 @@ def train(
         for opt in opts:
             opt.step()
             opt.zero_grad(set_to_none=True)
-        running += loss.item()
+        losses.append(loss.item())
         if (step + 1) % look == 0 or step + 1 == steps:
             held = evaluate(model, held_out, length, LOOK)["all"]  # the same on every rank, as the weights are
             seen = (step + 1) * BATCH_TOKENS
             curve.append(
-                {"tokens": seen, "length": length, "train": round(running / look, 4), "held_out": round(held, 4)}
+                {
+                    "tokens": seen,
+                    "length": length,
+                    "train": round(sum(losses) / len(losses), 4),
+                    "held_out": round(held, 4),
+                }
             )
             log(f"{time.monotonic() - started:7.0f} s  {seen / 1e6:6.2f} M tokens  {curve[-1]}")
-            running = 0.0
+            losses = []
             if held < best:
                 best, since = held, 0
                 best_state = {k: v.detach().clone() for k, v in model.state_dict().items()}
