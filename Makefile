@@ -11,7 +11,7 @@ NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=120 -p no:cachepro
 PARALLEL := -n 2 --dist loadfile
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: course test check nightly notebooks figures clean
+.PHONY: course test check nightly notebooks labs figures clean
 
 # With a CPU build of torch the exact versions of constraints.txt are installed, those the tests run on. A CUDA build
 # pins its own triton, so there the ranges of pyproject.toml decide.
@@ -31,7 +31,7 @@ course: .venv/.installed
 
 test: .venv/.installed lint
 	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) tests
-	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) $(NBVAL) chapters
+	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) $(NBVAL) chapters solutions
 
 # The fast subset: no notebook, no benchmark, no real model.
 check: .venv/.installed lint
@@ -46,9 +46,14 @@ lint: .venv/.installed
 nightly: .venv/.installed
 	$(BIN)/python -m pytest -m nightly tests
 
-# Run every chapter and store its outputs, ready to commit.
+# Run every chapter and every lab's solution and store their outputs, ready to commit.
 notebooks: .venv/.installed
-	$(BIN)/python -m minillm.course.notebooks chapters/*.ipynb
+	$(BIN)/python -m minillm.course.notebooks chapters/*.ipynb solutions/*.ipynb
+	$(MAKE) labs
+
+# Labs are generated: solutions without the solutions.
+labs: .venv/.installed
+	$(BIN)/python -m minillm.course.labs
 
 figures: .venv/.installed
 	set -e; for script in figures/*.py; do $(BIN)/python $$script; done

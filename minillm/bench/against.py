@@ -23,7 +23,9 @@ class TransformersPeer:
 
     def __init__(self, folder: Path, dtype: str, device: str):
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()
         self.device = device
         self.model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=DTYPES[dtype], attn_implementation="sdpa", local_files_only=True

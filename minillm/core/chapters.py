@@ -16,6 +16,7 @@ NEW_FILES: dict[int, tuple[str, ...]] = {
         "compute/attention/flash_backend.py",
         "kernels/flash_attention.py",
         "kernels/interpreter.py",
+        "kernels/ahead_of_time.py",
     ),
 }
 

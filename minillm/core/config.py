@@ -13,6 +13,7 @@ from minillm.core.model_config import ModelConfig
 # What each chapter turns on, on top of all before it.
 CHAPTER_SWITCHES: dict[int, dict[str, object]] = {
     0: {"attention_backend": "naive", "kv_layout": "contiguous", "batching": "static"},
+    1: {"attention_backend": "flash"},
 }
 # A chapter is built if its files are there: a copy of the package that ends earlier (minillm build) has fewer.
 LAST_BUILT = max(n for n in CHAPTER_SWITCHES if is_there(n))

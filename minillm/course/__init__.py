@@ -9,6 +9,10 @@ widgets.py     Panel: a pure function with a thin shell of controls and one view
 calculators.py       roofline, tile size
 softmax_stepper.py   online softmax step by step                                              chapter 01
 papers.py            the fifteen papers: table, map, problems that lead from one to the next
+quiz.py        chapters/quiz/NN.json: read, checked, shown as a page and as a widget; interview.py asks in a terminal
+glossary.py    chapters/glossary.json, and which terms a notebook uses before their chapter
+progress.py    work/progress.json, which labs and quizzes share; notes.py lays out work/notes/NN.md
+lint.py        the checklist that every chapter is held to
 notebooks.py   runs chapters in place and stores their outputs
 """
 

@@ -135,6 +135,15 @@ def smallest_winning_tile(n: int, d: int, order: str) -> int:
     return next(tile for tile in range(1, n + 1) if tile_traffic(n, d, tile, order)["wins"])
 
 
+def winning_tile_rows(lengths=(1024, 4096, 32768)) -> list[dict]:
+    """The smallest winning tile for both orders and head dims, at several lengths."""
+    return [
+        {"d": d, "order": order, **{f"N = {n:,}": smallest_winning_tile(n, d, order) for n in lengths}}
+        for d in (64, 128)
+        for order in ("K/V outside", "Q outside")
+    ]
+
+
 def tile_rows(n: int, d: int, order: str, tiles=(16, 32, 48, 64, 128, 256)) -> list[dict]:
     """A line for each tile size."""
     rows = []

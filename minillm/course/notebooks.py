@@ -7,32 +7,54 @@ that a diff shows only what changed for a reader.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
 
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 def run(path: Path, timeout: int = 120) -> None:
     """Restart, run all, write back. Raises nbclient's CellExecutionError at the first cell that fails."""
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(
+    client = NotebookClient(
         notebook, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": path.parent}}
-    ).execute()
+    )
+    client.execute(env={**os.environ, "MINILLM_GRADING": "1"})  # a solution's last cell, grade(), stays quiet
     nbformat.write(clean(notebook), path)
 
 
 def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Drop what is not worth committing; keep outputs, execution counts, cell ids and tags."""
-    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
+    """Drop what is not worth committing; keep outputs, execution counts, cell ids, tags and waivers.
+
+    A widget's output is its kernel's and dies with it: the static cell below it is what a page shows.
+    """
+    kept = {"minillm": notebook.metadata["minillm"]} if "minillm" in notebook.metadata else {}
+    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}, **kept})
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
+        if cell.cell_type == "code":
+            shown = [output for output in cell.outputs if WIDGET_VIEW not in output.get("data", {})]
+            cell.outputs = join_streams(shown)
         for output in cell.get("outputs", []):
             output.get("metadata", {}).clear()
     return notebook
+
+
+def join_streams(outputs: list) -> list:
+    """Neighbouring pieces of one stream as one: where a kernel happens to flush is no difference to a reader."""
+    joined = []
+    for output in outputs:
+        last = joined[-1] if joined else None
+        if output.output_type == "stream" and last and last.output_type == "stream" and last.name == output.name:
+            last.text += output.text
+        else:
+            joined.append(output)
+    return joined
 
 
 def main() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
 import ipywidgets
 
@@ -202,6 +203,29 @@ def describe(chapter: int) -> list[str]:
     lines += [f"answers {a:02d}: {problem}" for a, b, problem in EDGES if b == chapter]
     lines += [f"leaves for {b:02d}: {problem}" for a, b, problem in EDGES if a == chapter]
     return lines
+
+
+def chapter_table(root: Path) -> str:
+    """The README's table in Markdown; chapters and labs that are there are linked."""
+    lines = [
+        "| chapter | guide | paper | axis | lap | an operating system's word for it | lab |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for n, paper in PAPERS.items():
+        chapter = next((root / "chapters").glob(f"{n:02d}_*.ipynb"), None)
+        lab = next((root / "labs").glob(f"lab{n:02d}_*.ipynb"), None)
+        venue = f" ({paper.venue})" if paper.venue else ""
+        cells = (
+            f"[{n:02d}](chapters/{chapter.name})" if chapter else f"{n:02d}",
+            GUIDE[paper.guide - 1] if paper.guide else "",
+            f"{paper.name}{venue}",
+            ", ".join(paper.axis),
+            paper.lap,
+            paper.analogy,
+            f"[lab {n:02d}](labs/{lab.name})" if lab else "",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def map_widget() -> Panel:

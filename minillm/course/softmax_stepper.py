@@ -83,6 +83,28 @@ def stepper_rows(weights, values, workers=1, forget=False) -> list[dict]:
     ]
 
 
+PRESETS = (
+    ("4, 1, 8, 2", [4, 1, 8, 2], [1, 0, 0, 1], {}),
+    ("falling: 8, 4, 2, 1", [8, 4, 2, 1], [0, 1, 1, 0], {}),
+    ("rising: 1, 2, 4, 8", [1, 2, 4, 8], [0, 1, 1, 0], {}),
+    ("rising, two workers", [1, 2, 4, 8], [0, 1, 1, 0], {"workers": 2}),
+    ("falling, rescale forgotten", [8, 4, 2, 1], [0, 1, 1, 0], {"forget": True}),
+    ("rising, rescale forgotten", [1, 2, 4, 8], [0, 1, 1, 0], {"forget": True}),
+)
+
+
+def preset_rows() -> list[dict]:
+    """What the widget shows for some rows: the same weights and values in other orders, and the answer to each."""
+    rows = []
+    for name, weights, values, options in PRESETS:
+        steps = softmax_steps(weights, values, **options)
+        corrections = sum(step.rescale not in (0, 1) for step in steps)
+        rows.append(
+            {"row": name, "corrections": corrections, "l": f"{steps[-1].l:g}", "output": f"{steps[-1].output:.4g}"}
+        )
+    return rows
+
+
 def numbers(text: str) -> list[float]:
     """ "4, 1, 8, 2" -> floats; ValueError names what is no number."""
     parsed = []

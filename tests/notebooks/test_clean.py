@@ -6,7 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from minillm.course.notebooks import KERNEL, clean, run
+from minillm.course.notebooks import KERNEL, WIDGET_VIEW, clean, run
 
 CHAPTERS = sorted((Path(__file__).parents[2] / "chapters").glob("*.ipynb"))
 
@@ -39,3 +39,13 @@ def test_run_stores_outputs_and_drops_what_changes_from_run_to_run(tmp_path):
     assert stored.metadata.kernelspec == KERNEL and "execution" not in stored.cells[0].metadata
     run(path)
     assert path.read_text() == first
+
+
+def test_clean_keeps_waivers_and_drops_widget_views():
+    view = nbformat.v4.new_output("display_data", data={WIDGET_VIEW: {"model_id": "1"}, "text/plain": "Panel()"})
+    said = [nbformat.v4.new_output("stream", text=text) for text in ("sa", "id")]
+    cell = nbformat.v4.new_code_cell("panel", outputs=[said[0], view, said[1]])
+    notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"minillm": {"waive": {"words": "why"}}, "widgets": {}})
+    clean(notebook)
+    assert [output.text for output in notebook.cells[0].outputs] == ["said"]
+    assert notebook.metadata.minillm == {"waive": {"words": "why"}} and "widgets" not in notebook.metadata

@@ -10,7 +10,7 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from minillm.compute.attention.online import finish_state, online_softmax_update
+from minillm.compute.attention.online import empty_state, finish_state, online_softmax_update
 
 
 class HBM:
@@ -32,13 +32,18 @@ class HBM:
         self._count(place)
         place.copy_(x)
 
+    def units(self, q: Tensor) -> float:
+        """Traffic of matrices in readings of q: in multiples of N·d, if q is [N, d]."""
+        return self.bytes["matrices"] / q.nbytes
+
     def _count(self, x: Tensor) -> None:
         self.bytes["statistics" if x.ndim == 1 else "matrices"] += x.numel() * x.element_size()
 
 
 def naive_attention(q: Tensor, k: Tensor, v: Tensor, hbm: HBM) -> Tensor:
     """softmax(Q Kᵀ / √d) V with scores and probabilities in memory: 4Nd + 4N² elements. q, k, v [N, d]."""
-    scores, weights, o = q.new_empty(len(q), len(k)), q.new_empty(len(q), len(k)), torch.empty_like(q)
+    scores = q.new_empty(len(q), len(k))
+    weights, o = torch.empty_like(scores), torch.empty_like(q)
     hbm.store(scores, hbm.load(q) @ hbm.load(k).T * q.shape[-1] ** -0.5)
     hbm.store(weights, hbm.load(scores).softmax(dim=-1))
     hbm.store(o, hbm.load(weights) @ hbm.load(v))
@@ -51,10 +56,11 @@ def flash_rows(q: Tensor, k: Tensor, v: Tensor, limits: Tensor, block: int, hbm:
     Row i sees keys up to limits[i]. Returns o [rows, d] and logsumexp [rows] (FlashAttention-2, Algorithm 1).
     """
     q = hbm.load(q)
-    m = q.new_full(q.shape[:1], float("-inf"))
-    l, acc = torch.zeros_like(m), torch.zeros_like(q)  # noqa: E741
-    for start in range(0, min(len(k), int(limits[-1]) + 1), block):  # tiles that nobody sees are not loaded
-        tile_k, tile_v = hbm.load(k[start : start + block]), hbm.load(v[start : start + block])
+    m, l, acc = empty_state(q)  # noqa: E741
+    end = min(len(k), int(limits[-1]) + 1)  # tiles that nobody sees are not loaded
+    for start in range(0, end, block):
+        tile_k = hbm.load(k[start : start + block])
+        tile_v = hbm.load(v[start : start + block])
         scores = q @ tile_k.T * q.shape[-1] ** -0.5
         keys = torch.arange(start, start + len(tile_k))
         scores = scores.masked_fill(keys > limits[:, None], float("-inf"))

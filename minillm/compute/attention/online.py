@@ -11,6 +11,12 @@ import torch
 from torch import Tensor
 
 
+def empty_state(q: Tensor):
+    """The state of rows that have seen no key, one for each row of q [rows, d]: (−∞, 0, 0)."""
+    m = q.new_full(q.shape[:1], float("-inf"))
+    return m, torch.zeros_like(m), torch.zeros_like(q)
+
+
 def online_softmax_update(m: Tensor, l: Tensor, acc: Tensor, scores: Tensor, values: Tensor):  # noqa: E741
     """One more block of keys. m, l [rows], acc [rows, d]; scores [rows, keys], −∞ where masked; values [keys, d].
 
