@@ -2,6 +2,7 @@
 
 flash_attention.py   attention over contiguous K and V, ragged batch, logsumexp out             chapter 01
 interpreter.py       Triton's interpreter mended, bounds checked, bytes counted                 chapter 01
+ahead_of_time.py     every kernel compiled without a GPU: registers, spills, shared memory      chapter 01
 
 Triton is optional. Without a GPU its kernels run in the interpreter, which is for tests and for learning: serving then
 uses the twins.

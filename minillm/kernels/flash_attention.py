@@ -11,10 +11,17 @@ import torch
 from torch import Tensor
 
 from minillm.kernels import HAS_TRITON
+from minillm.kernels.ahead_of_time import CompileCase
+
+MAX_HEAD_DIM = 256
 
 if HAS_TRITON:
     import triton
     import triton.language as tl
+
+    from minillm.kernels import interpreter
+
+    interpreter.install()
 
     @triton.jit
     def _update(
@@ -104,6 +111,19 @@ if HAS_TRITON:
         tl.store(lse_ptr + tokens * stride_lt + head * stride_lh, lse, mask=rows < n_q)
 
 
+def launch_settings(dtype: torch.dtype, head_dim: int) -> tuple[int, int, int, int]:
+    """(block_m, block_n, num_warps, num_stages) that fit the registers and shared memory of sm_80 and sm_90.
+
+    The test is the compiler's own report (ahead_of_time.py). A product of IEEE float32 has no tensor core to run on and
+    holds its operands in registers, so its tiles are small.
+    """
+    if dtype == torch.float32:
+        return (64, 32, 8, 2) if head_dim <= 64 else (32, 16, 8, 2)
+    if head_dim <= 64:
+        return 128, 64, 8, 3
+    return (128, 32, 8, 3) if head_dim <= 128 else (64, 32, 8, 2)
+
+
 def flash_attention(
     q: Tensor,
     k: Tensor,
@@ -115,18 +135,28 @@ def flash_attention(
     scale: float,
     causal: bool = True,
     window: int | None = None,
-    block_m: int = 64,
-    block_n: int = 64,
+    block_m: int | None = None,
+    block_n: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of R requests, causal aligned bottom right, in Triton.
 
     q                [T, Hq, D], any head dim to 256; float32, float16 or bfloat16
     k, v             [num_rows, Hkv, D]: request r's keys are rows first_rows[r] … + seq_lens[r]
     query_start_loc  int32 [R + 1]; first_rows, seq_lens int32 [R]
+    max_query_len    the longest request's queries, known on the host: what the grid must cover
     window           of causal attention: keys that a query sees, its own included; None: all up to it
+    block_m, block_n queries and keys of a tile, powers of 2 from 16 on; None: what suits dtype and head dim
     Returns o [T, Hq, D] in q's dtype and logsumexp float32 [T, Hq].
     """
+    _check(q, k, v, causal, window)
+    if q.dtype not in (torch.float32, torch.float16, torch.bfloat16) or q.shape[2] > MAX_HEAD_DIM:
+        raise ValueError(
+            f"the kernel takes float32, float16 or bfloat16 and a head dim to {MAX_HEAD_DIM}, "
+            f"not {q.dtype} and {q.shape[2]}; flash_attention_torch takes any"
+        )
     tokens, heads, head_dim = q.shape
+    tile_m, tile_n, num_warps, num_stages = launch_settings(q.dtype, head_dim)
+    block_m, block_n = block_m or tile_m, block_n or tile_n
     o = torch.empty_like(q)
     lse = torch.empty(tokens, heads, dtype=torch.float32, device=q.device)
     grid = (triton.cdiv(max_query_len, block_m), len(seq_lens), heads)
@@ -140,6 +170,8 @@ def flash_attention(
         BLOCK_N=block_n,
         CAUSAL=causal,
         WINDOW=window is not None,
+        num_warps=num_warps,
+        num_stages=num_stages,
     )  # fmt: skip
     return o, lse
 
@@ -155,10 +187,12 @@ def flash_attention_torch(
     scale: float,
     causal: bool = True,
     window: int | None = None,
-    block_m: int = 64,
-    block_n: int = 64,
+    block_m: int | None = None,
+    block_n: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The twin: the same tiles in torch, all heads of a request at once; float64 too, then logsumexp is float64."""
+    _check(q, k, v, causal, window)
+    block_m, block_n = block_m or 64, block_n or 256  # fewer, larger tiles: in torch the calls cost more than the work
     wide = torch.promote_types(q.dtype, torch.float32)
     o = torch.empty_like(q)
     lse = torch.empty(q.shape[:2], dtype=wide, device=q.device)
@@ -175,9 +209,19 @@ def flash_attention_torch(
     return o, lse
 
 
-def _tile(
-    q: Tensor, k: Tensor, v: Tensor, limits: Tensor, window: int | None, block_n: int
-) -> tuple[Tensor, Tensor]:
+def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None) -> None:
+    if k.shape != v.shape or q.shape[2] != k.shape[2] or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"q [T, Hq, D] with k and v [rows, Hkv, D], Hq a multiple of Hkv: "
+            f"not {list(q.shape)} with {list(k.shape)} and {list(v.shape)}"
+        )
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q, k and v must be of one dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
+    if window is not None and (window < 1 or not causal):
+        raise ValueError(f"a window is of causal attention and at least 1: not {window} with causal={causal}")
+
+
+def _tile(q: Tensor, k: Tensor, v: Tensor, limits: Tensor, window: int | None, block_n: int) -> tuple[Tensor, Tensor]:
     """One tile of queries [n, Hq, D], scaled; row i sees keys up to limits[i]. -> o [n, Hq, D], lse [n, Hq]."""
     n, heads, d = q.shape
     kv_heads = k.shape[1]
@@ -205,3 +249,34 @@ def _tile(
     lse = torch.where(l == 0, float("-inf"), m + torch.log(l)).view(heads, n).T
     o = acc / torch.where(l == 0, 1.0, l)[..., None]
     return o.view(kv_heads, heads // kv_heads, n, d).permute(2, 0, 1, 3).reshape(n, heads, d), lse
+
+
+def _compile_case(
+    dtype: torch.dtype, head_dim: int, max_shared: int, causal: bool = True, window: int | None = None
+) -> CompileCase:
+    def launch() -> None:
+        q = torch.empty(128, 8, head_dim, dtype=dtype)
+        k = torch.empty(128, 2, head_dim, dtype=dtype)
+        numbers = torch.zeros(2, dtype=torch.int32)
+        flash_attention(q, k, k, numbers, numbers[:1], numbers[:1], 128, head_dim**-0.5, causal, window)
+
+    mask = f"window {window}" if window else "causal" if causal else "full"
+    return CompileCase(f"{str(dtype).removeprefix('torch.')} d={head_dim} {mask}", launch, max_shared)
+
+
+# No register spills; the most shared memory in bytes, by measure, so that a step up is seen.
+COMPILE_CASES = [
+    *(
+        _compile_case(dtype, head_dim, max_shared)
+        for dtype in (torch.bfloat16, torch.float16)
+        for head_dim, max_shared in ((64, 65_536), (128, 98_304), (256, 98_304))
+    ),
+    *(
+        _compile_case(torch.float32, head_dim, max_shared)
+        for head_dim, max_shared in ((64, 49_152), (128, 49_152), (256, 81_920))
+    ),
+    _compile_case(torch.bfloat16, 80, 98_304),
+    _compile_case(torch.bfloat16, 128, 98_304, causal=False),
+    _compile_case(torch.bfloat16, 128, 98_304, window=4096),
+    _compile_case(torch.bfloat16, 256, 98_304, window=4096),
+]
