@@ -392,7 +392,8 @@ def _bench(args) -> int:
                 equal_rows(args.model, config, args.requests, *lengths, args.against, args.repeats, progress=say)
             )
     if args.json:
-        print(json.dumps({"machine": describe(), "model": args.model, "dtype": args.dtype, "rows": rows}, indent=1))
+        dtype = "float32" if args.requests is None else args.dtype
+        print(json.dumps({"machine": describe(), "model": args.model, "dtype": dtype, "rows": rows}, indent=1))
     else:
         _print_rows(rows)
     return 0
