@@ -133,3 +133,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_session(chat_folder):
     out, err = process.communicate("/reset\nhello\n", timeout=120)
     assert process.returncode == 0, err
     assert started and " …\n" in out and out.split(" …\n", 1)[1].strip(), "the next message is answered"
+
+
+def test_a_reader_that_has_enough_is_no_error():
+    command = f"{sys.executable} -m minillm.cli quiz 00 </dev/null | head -1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=60)
+    assert done.stderr == "" and done.stdout

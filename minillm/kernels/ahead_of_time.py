@@ -63,7 +63,7 @@ class Compiled:
     registers: int = 0
     spill: int = 0  # bytes, stores and loads
     shared: int = 0  # bytes
-    dot: str = ""  # instruction class of its products: wgmma, mma (tensor cores) or fma
+    dot: str = ""  # instruction class of its products: wgmma, tcgen05.mma or mma (tensor cores), or fma
     problems: list[str] = field(default_factory=list)
 
 
@@ -84,8 +84,11 @@ def compile_here(arch: int, modules: list[str]) -> list[Compiled]:
             except Exception as error:  # whatever the compiler raises is a finding about this case
                 traceback.print_exc()
                 last_line = str(error).strip().rpartition("\n")[2]
-                message = f"does not compile: {type(error).__name__}: {last_line}"
-                results.append(Compiled(module.rpartition(".")[2], case.name, arch, problems=[message]))
+                problem = f"does not compile: {type(error).__name__}: {last_line}"
+            else:
+                problem = None if launched else "launches no kernel"
+            if problem:
+                results.append(Compiled(module.rpartition(".")[2], case.name, arch, problems=[problem]))
             results += [_judge(name, kernel, case, arch) for name, kernel in launched]
     return results
 
@@ -147,7 +150,7 @@ def _judge(name: str, kernel, case: CompileCase, arch: int) -> Compiled:
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill (?:stores|loads)", kernel.assembler_report)]
     if not registers or not spills:
         raise RuntimeError(f"the assembler says nothing of registers and spills:\n{kernel.assembler_report}")
-    dot = next((label for label in ("wgmma", "mma") if f"{label}." in kernel.asm["ptx"]), "fma")
+    dot = next((label for label in ("wgmma", "tcgen05.mma", "mma") if f"{label}." in kernel.asm["ptx"]), "fma")
     found = Compiled(name, case.name, arch, max(registers), sum(spills), kernel.metadata.shared, dot)
     if found.spill > case.max_spill:
         found.problems.append(f"spills {found.spill} bytes of registers, at most {case.max_spill} allowed")

@@ -25,5 +25,6 @@ COMPILE_CASES = [
     planted("more shared memory than there is", 128, (64, 128, 8, 4)),
     planted("more shared memory than stated", 64, (128, 64, 8, 3), max_shared=10_000),
     planted("no power of 2", 64, (48, 64, 4, 2)),
+    CompileCase("no launch", lambda: None),
     planted("nothing wrong", 64, (128, 64, 8, 3)),
 ]

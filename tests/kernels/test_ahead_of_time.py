@@ -56,14 +56,15 @@ def test_what_is_planted_is_caught():
     done = run("--arch", "80", "--modules", "tests.kernels.planted_cases")
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 6
-    spills, too_much, more_than_stated, no_power, fine = lines[1:]
+    assert len(lines) == 7
+    spills, too_much, more_than_stated, no_power, no_launch, fine = lines[1:]
     assert spills.endswith("bytes of registers, at most 0 allowed")
     assert too_much.endswith("bytes of shared memory, sm_80 has 166912") and " mma  takes " in too_much
     assert (
         more_than_stated.endswith("bytes of shared memory, at most 10000 stated") and " mma  takes " in more_than_stated
     )
     assert no_power.endswith("does not compile: CompilationError: arange's range must be a power of 2")
+    assert no_launch.endswith("launches no kernel")
     assert fine.endswith("mma  ok")
 
 
