@@ -21,15 +21,20 @@ class TransformersPeer:
 
     name = "transformers"
 
-    def __init__(self, folder: Path, dtype: str, device: str):
+    def __init__(self, model, device: str):
+        self.model, self.device = model, device
+
+    @classmethod
+    def load(cls, folder: Path, dtype: str, device: str) -> TransformersPeer:
+        """The checkpoint in ``folder``."""
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        self.device = device
-        self.model = AutoModelForCausalLM.from_pretrained(
+        model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=DTYPES[dtype], attn_implementation="sdpa", local_files_only=True
-        ).to(device)
+        )
+        return cls(model.to(device), device)
 
     def run(self, workload: list[WorkloadRequest], batch_size: int) -> float:
         """Seconds for the whole workload, prefill included, arrivals ignored: everything is there at once.
@@ -84,7 +89,7 @@ def equal_rows(
         engine = llm.engine
         other = None
         if peer is not None:
-            other = PEERS[peer](llm.folder, engine.config.dtype, str(engine.device))
+            other = PEERS[peer].load(llm.folder, engine.config.dtype, str(engine.device))
         for count in requests:
             workload = equal_batch(count, prompt_len, output_len, engine.model_config.vocab_size, seed=count)
             tokens = sum(r.output_len for r in workload)

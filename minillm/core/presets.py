@@ -46,6 +46,7 @@ def _shape(vocab, hidden, mlp, layers, heads, kv_heads, head_dim, context, tied=
         max_position_embeddings=context,
         tie_word_embeddings=tied,
         qk_norm=qk_norm,
+        sliding_windows=(None,) * layers,
         dtype="bfloat16",
     )
 

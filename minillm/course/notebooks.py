@@ -21,8 +21,13 @@ KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 def run(path: Path, timeout: int = 120) -> None:
     """Restart, run all, write back. Raises nbclient's CellExecutionError at the first cell that fails."""
     notebook = nbformat.read(path, as_version=4)
+    # Printed lines arrive in as many pieces as the kernel's timing makes of them: one stream a cell is stored.
     client = NotebookClient(
-        notebook, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": path.parent}}
+        notebook,
+        timeout=timeout,
+        kernel_name="python3",
+        coalesce_streams=True,
+        resources={"metadata": {"path": path.parent}},
     )
     client.execute(env={**os.environ, "MINILLM_GRADING": "1"})  # a solution's last cell, grade(), stays quiet
     nbformat.write(clean(notebook), path)
@@ -38,23 +43,10 @@ def clean(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
-            shown = [output for output in cell.outputs if WIDGET_VIEW not in output.get("data", {})]
-            cell.outputs = join_streams(shown)
+            cell.outputs = [output for output in cell.outputs if WIDGET_VIEW not in output.get("data", {})]
         for output in cell.get("outputs", []):
             output.get("metadata", {}).clear()
     return notebook
-
-
-def join_streams(outputs: list) -> list:
-    """Neighbouring pieces of one stream as one: where a kernel happens to flush is no difference to a reader."""
-    joined = []
-    for output in outputs:
-        last = joined[-1] if joined else None
-        if output.output_type == "stream" and last and last.output_type == "stream" and last.name == output.name:
-            last.text += output.text
-        else:
-            joined.append(output)
-    return joined
 
 
 def main() -> int:
