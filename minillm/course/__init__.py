@@ -12,6 +12,10 @@ papers.py            the fifteen papers: table, map, problems that lead from one
 quiz.py        chapters/quiz/NN.json: read, checked, shown as a page and as a widget; interview.py asks in a terminal
 glossary.py    chapters/glossary.json, and which terms a notebook uses before their chapter
 progress.py    work/progress.json, which labs and quizzes share; notes.py lays out work/notes/NN.md
+scoreboard.py  a chapter's engine beside the one before, and the stored scoreboard
+scratch.py     LiveBytes: how much memory a computation needs at once
+triton_cells.py      Triton in a notebook's cells, or a stand-in that says it is not installed
+drawing.py     what the scripts in figures/ draw with
 lint.py        the checklist that every chapter is held to
 notebooks.py   runs chapters in place and stores their outputs
 """

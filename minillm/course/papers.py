@@ -94,6 +94,9 @@ PAPERS = {
     )
 }  # fmt: skip
 
+# Minutes for a chapter and for its lab, of those that are there.
+MINUTES = {0: (60, 10), 1: (75, 90)}
+
 # from, to, the problem that the first leaves for the second
 EDGES = (
     (0, 1, "scratch is N²"),
@@ -208,8 +211,8 @@ def describe(chapter: int) -> list[str]:
 def chapter_table(root: Path) -> str:
     """The README's table in Markdown; chapters and labs that are there are linked."""
     lines = [
-        "| chapter | guide | paper | axis | lap | an operating system's word for it | lab |",
-        "|---|---|---|---|---|---|---|",
+        "| chapter | guide | paper | axis | lap | an operating system's word for it | minutes | lab |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for n, paper in PAPERS.items():
         chapter = next((root / "chapters").glob(f"{n:02d}_*.ipynb"), None)
@@ -222,6 +225,7 @@ def chapter_table(root: Path) -> str:
             ", ".join(paper.axis),
             paper.lap,
             paper.analogy,
+            (f"{MINUTES[n][0]}" + (f" + {MINUTES[n][1]}" if lab else "")) if chapter else "",
             f"[lab {n:02d}](labs/{lab.name})" if lab else "",
         )
         lines.append("| " + " | ".join(cells) + " |")
