@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         "bench",
         _bench,
         "The scoreboard: one seeded workload on the engine of every chapter. Or batches of equal requests, "
-        "with --requests, which can be run against a peer.",
+        "with --requests. Either can be run against a peer.",
     )
     bench.add_argument(
         "--chapters", type=int, nargs="+", default=None, help="of the scoreboard; all built if not given"
@@ -366,8 +366,6 @@ def _doctor(args) -> int:
 
 
 def _bench(args) -> int:
-    if args.requests is None and args.against is not None:
-        raise ValueError("--against compares batches of equal requests: give --requests too, such as --requests 1 8")
     config = _config(args)
     for chapter in args.chapters or []:
         EngineConfig.at_chapter(chapter)  # refused before anything is loaded
@@ -386,8 +384,7 @@ def _bench(args) -> int:
         if args.requests is None:
             from minillm.bench.scoreboard import scoreboard_rows
 
-            say("scoreboard workload")
-            rows = list(scoreboard_rows(args.model, args.chapters))
+            rows = list(scoreboard_rows(args.model, args.chapters, args.against, args.repeats, progress=say))
         else:
             from minillm.bench.against import equal_rows
 

@@ -68,7 +68,6 @@ def test_stop_string_ends_the_text(capsys):
         (["generate", "x", "--chapter", "99"], "chapter 99 is not built"),
         (["generate", "x", "--max-model-len", "4096"], "max_model_len is 4096; this model's positions end at 1024"),
         (["chat", "--model", "tiny"], "has no chat template"),
-        (["bench", "--against", "transformers"], "--requests"),
         (["bench", "--chapters", "99"], "chapter 99 is not built"),
     ],
 )
@@ -91,6 +90,13 @@ def test_doctor_lists_what_is_there(capsys):
     assert found["model tiny"]["ok"] and found["torch"]["ok"]
     assert main(["doctor"]) == 0
     assert "model tiny" in capsys.readouterr().out
+
+
+def test_bench_of_the_scoreboard_against_a_peer(capsys):
+    assert main(["bench", "--chapters", "0", "--against", "transformers", "--repeats", "1", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["forward_passes"] > 100 and row["ours"] == row["tokens_per_second"]
+    assert row["ratio"] == pytest.approx(row["ours"] / row["peer"])
 
 
 def test_bench_rows_as_json(capsys):

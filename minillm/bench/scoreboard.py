@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Callable, Iterator
 
+from minillm.bench.against import PEERS
 from minillm.bench.workload import run_workload
 from minillm.core.config import LAST_BUILT, EngineConfig
 from minillm.core.cost import kv_bytes_per_token
@@ -14,19 +16,46 @@ from minillm.models.fetch import resolve
 
 # Every chapter gets the same memory: room for eight requests of full length, and a null block.
 KV_ROWS = 8 * 1024 + 16
+PEER_BATCH = 8
 
 
-def scoreboard_rows(model: str = "tiny", chapters: list[int] | None = None) -> Iterator[dict]:
-    """One row a chapter, in float32: "chapter", the engine's counters, "seconds", "tokens_per_second"."""
+def scoreboard_rows(
+    model: str = "tiny",
+    chapters: list[int] | None = None,
+    peer: str | None = None,
+    repeats: int = 3,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Iterator[dict]:
+    """One row a chapter, in float32: "chapter", the engine's counters, "seconds", "tokens_per_second".
+
+    With a ``peer`` each chapter's runs alternate with the peer's, and a row has "ours", "peer" (median output tokens a
+    second, useful ones only) and "ratio" = ours / peer. The peer has all requests at once, eight to a batch.
+    """
     for chapter in chapters if chapters is not None else range(LAST_BUILT + 1):
         config = EngineConfig.at_chapter(chapter, dtype="float32", max_model_len=1024)
-        yield {"chapter": chapter, **scoreboard_row(model, config)}
+        progress(f"scoreboard workload, chapter {chapter}")
+        yield {"chapter": chapter, **scoreboard_row(model, config, peer, repeats)}
 
 
-def scoreboard_row(model: str, config: EngineConfig) -> dict:
-    """The row of one configuration."""
+def scoreboard_row(model: str, config: EngineConfig, peer: str | None = None, repeats: int = 3) -> dict:
+    """The row of one configuration; one run, or ``repeats`` interleaved with a peer's."""
     shape = ModelConfig.from_folder(resolve(model))
     memory = KV_ROWS * kv_bytes_per_token(shape, config.dtype)
+    workload = scoreboard(shape.vocab_size)
+    tokens = sum(request.output_len for request in workload)
     with LLM(model, config=config.override(kv_cache_memory_bytes=memory)) as llm:
-        row = run_workload(llm.engine, scoreboard(shape.vocab_size))
-    return {**row, "tokens_per_second": row["tokens_generated"] / row["seconds"]}
+        other = None
+        if peer is not None:
+            other = PEERS[peer].load(llm.folder, config.dtype, str(llm.engine.device))
+            other.run(workload[:1], 1)  # warm-up
+        ours, theirs = [], []
+        for _ in range(repeats if other else 1):
+            row = run_workload(llm.engine, workload)
+            ours.append(tokens / row["seconds"])
+            if other is not None:
+                theirs.append(tokens / other.run(workload, PEER_BATCH))
+    row["tokens_per_second"] = statistics.median(ours)
+    if other is not None:
+        row |= {"ours": statistics.median(ours), "peer": statistics.median(theirs)}
+        row["ratio"] = row["ours"] / row["peer"]
+    return row
