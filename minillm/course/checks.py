@@ -119,8 +119,8 @@ class Check:
 def first_difference(got, want, rtol: float = 0.0, atol: float = 0.0, where: str = "") -> tuple | None:
     """``(where, got, wanted)`` at the first place where two values differ, or None.
 
-    Numbers, tensors and arrays are compared by value, not by dtype, those with a fraction within the tolerance;
-    tuples and lists are alike.
+    Numbers, tensors and arrays are compared by value, not by dtype, those with a fraction within the tolerance; in
+    arrays NaN is NaN, since a mistake is known by it. Tuples and lists are alike.
     """
     if _is_array(got) or _is_array(want):
         if not (_is_array(got) and _is_array(want)) or tuple(got.shape) != tuple(want.shape):
@@ -160,7 +160,7 @@ def _first_unequal_element(got, want, rtol, atol, where):
 
     g, w = plain(got), plain(want)
     exact = g.dtype.kind != "f" and w.dtype.kind != "f"
-    same = g == w if exact else np.isclose(g, w, rtol=rtol, atol=atol)
+    same = g == w if exact else np.isclose(g, w, rtol=rtol, atol=atol, equal_nan=True)
     if same.all():
         return None
     index = tuple(int(i) for i in np.argwhere(~same)[0])

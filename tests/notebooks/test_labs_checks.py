@@ -22,6 +22,7 @@ SAME = [
     (torch.tensor([1, 2]), np.array([1, 2])),
     ([torch.ones(2), 1], [torch.ones(2), 1]),
     (torch.tensor(2.0), torch.tensor(2.0, dtype=torch.float64)),
+    (torch.tensor([float("nan"), 1.0]), torch.tensor([float("nan"), 1.0])),
 ]
 DIFFERENT = [
     (3, 4, ("", 3, 4)),
