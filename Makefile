@@ -11,7 +11,7 @@ NBVAL := --nbval-lax --nbval-current-env --nbval-cell-timeout=120 -p no:cachepro
 PARALLEL := -n 2 --dist loadfile
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: course test check nightly notebooks labs figures clean
+.PHONY: course test check browser nightly notebooks labs figures clean
 
 # With a CPU build of torch the exact versions of constraints.txt are installed, those the tests run on. A CUDA build
 # pins its own triton, so there the ranges of pyproject.toml decide.
@@ -30,12 +30,16 @@ course: .venv/.installed
 	$(BIN)/jupyter lab --ServerApp.root_dir="$(CURDIR)" chapters/00_start_here.ipynb
 
 test: .venv/.installed lint
-	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) tests
+	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) --ignore=tests/browser tests
 	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) $(NBVAL) chapters solutions
+
+# JupyterLab in a real Chromium. Apart from the rest, since it waits for a page and a busy machine keeps it waiting.
+browser: .venv/.installed
+	$(BIN)/python -m pytest tests/browser
 
 # The fast subset: no notebook, no benchmark, no real model.
 check: .venv/.installed lint
-	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) -m "not smollm2" --ignore=tests/notebooks --ignore=tests/bench tests
+	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) -m "not smollm2" --ignore=tests/notebooks --ignore=tests/bench --ignore=tests/browser tests
 
 .PHONY: lint
 lint: .venv/.installed
