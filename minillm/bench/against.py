@@ -12,6 +12,7 @@ import torch
 from minillm.bench.workload import run_workload
 from minillm.core.config import EngineConfig
 from minillm.core.workloads import WorkloadRequest, equal_batch
+from minillm.engine.engine import Engine
 from minillm.llm import LLM
 from minillm.models.loader import DTYPES
 
@@ -71,6 +72,29 @@ class TransformersPeer:
 PEERS = {"transformers": TransformersPeer}
 
 
+def rates(
+    tokens: int,
+    ours: Callable[[], float],
+    theirs: Callable[[], float] | None,
+    repeats: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, float]:
+    """Tokens a second of runs that return seconds, medians of ``repeats``: "ours", and with a peer "peer", "ratio".
+
+    The two alternate, so that a machine that drifts drifts for both.
+    """
+    times: dict[str, list[float]] = {"ours": [], "peer": []}
+    for repeat in range(repeats):
+        progress(f"run {repeat + 1} of {repeats}")
+        times["ours"].append(ours())
+        if theirs is not None:
+            times["peer"].append(theirs())
+    result = {name: tokens / statistics.median(seconds) for name, seconds in times.items() if seconds}
+    if theirs is not None:
+        result["ratio"] = result["ours"] / result["peer"]
+    return result
+
+
 def equal_rows(
     model: str,
     config: EngineConfig,
@@ -92,23 +116,26 @@ def equal_rows(
             other = PEERS[peer].load(llm.folder, engine.config.dtype, str(engine.device))
         for count in requests:
             workload = equal_batch(count, prompt_len, output_len, engine.model_config.vocab_size, seed=count)
-            tokens = sum(r.output_len for r in workload)
-            warm_up = [WorkloadRequest(0, r.prompt_token_ids, 2) for r in workload]
-            run_workload(engine, warm_up)
-            if other is not None:
-                other.run(warm_up, count)
-            ours, theirs = [], []
-            for repeat in range(repeats):
-                progress(f"{count} requests, run {repeat + 1} of {repeats}")
-                ours.append(tokens / run_workload(engine, workload)["seconds"])
-                if other is not None:
-                    theirs.append(tokens / other.run(workload, count))
-            row = {
-                "requests": count,
-                "prompt_tokens": sum(len(r.prompt_token_ids) for r in workload),
-                "output_tokens": tokens,
-                "ours": statistics.median(ours),
-            }
-            if other is not None:
-                row |= {"peer": statistics.median(theirs), "ratio": row["ours"] / statistics.median(theirs)}
-            yield row
+            yield _equal_row(engine, other, workload, repeats, progress)
+
+
+def _equal_row(engine: Engine, other, workload: list[WorkloadRequest], repeats: int, progress) -> dict:
+    """One batch, warmed up and measured."""
+    count, tokens = len(workload), sum(r.output_len for r in workload)
+    warm_up = [WorkloadRequest(0, r.prompt_token_ids, 2) for r in workload]
+    run_workload(engine, warm_up)
+    if other is not None:
+        other.run(warm_up, count)
+    measured = rates(
+        tokens,
+        lambda: run_workload(engine, workload)["seconds"],
+        other and (lambda: other.run(workload, count)),
+        repeats,
+        lambda run: progress(f"{count} requests, {run}"),
+    )
+    return {
+        "requests": count,
+        "prompt_tokens": sum(len(r.prompt_token_ids) for r in workload),
+        "output_tokens": tokens,
+        **measured,
+    }

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator
 
-from minillm.bench.against import PEERS
+from minillm.bench.against import PEERS, rates
 from minillm.bench.workload import run_workload
 from minillm.core.config import LAST_BUILT, EngineConfig
 from minillm.core.cost import kv_bytes_per_token
@@ -48,14 +47,12 @@ def scoreboard_row(model: str, config: EngineConfig, peer: str | None = None, re
         if peer is not None:
             other = PEERS[peer].load(llm.folder, config.dtype, str(llm.engine.device))
             other.run(workload[:1], 1)  # warm-up
-        ours, theirs = [], []
-        for _ in range(repeats if other else 1):
-            row = run_workload(llm.engine, workload)
-            ours.append(tokens / row["seconds"])
-            if other is not None:
-                theirs.append(tokens / other.run(workload, PEER_BATCH))
-    row["tokens_per_second"] = statistics.median(ours)
-    if other is not None:
-        row |= {"ours": statistics.median(ours), "peer": statistics.median(theirs)}
-        row["ratio"] = row["ours"] / row["peer"]
-    return row
+        row: dict[str, float] = {}
+
+        def ours() -> float:
+            row.update(run_workload(llm.engine, workload))
+            return row["seconds"]
+
+        theirs = other and (lambda: other.run(workload, PEER_BATCH))
+        measured = rates(tokens, ours, theirs, repeats if other else 1)
+    return {**row, "tokens_per_second": measured["ours"], **(measured if other else {})}

@@ -66,3 +66,17 @@ def step_cost(model: ModelConfig, lengths: list[tuple[int, int]], attention: str
         scratch_bytes=scratch,
         flops=2 * (matrices - head) * tokens + 2 * head * len(lengths) + 4 * heads * head_dim * pairs * layers,
     )
+
+
+def attention_traffic(order: str, n: int, d: int, block: int = 64, heads: int = 1, itemsize: int = 1) -> int:
+    """Bytes of Q, K, V, O and, if naive, of scores and weights, that cross HBM; elements if ``itemsize`` is 1.
+
+    naive 4Nd + 4N²; "K/V outside" (3⌈N/block⌉ + 2)Nd, FlashAttention's Algorithm 1; "Q outside" (2⌈N/block⌉ + 2)Nd.
+    """
+    tiles = -(-n // block)
+    elements = {
+        "naive": 4 * n * d + 4 * n * n,
+        "K/V outside": (3 * tiles + 2) * n * d,
+        "Q outside": (2 * tiles + 2) * n * d,
+    }[order]
+    return elements * heads * itemsize

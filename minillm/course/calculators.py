@@ -6,7 +6,7 @@ import math
 
 import ipywidgets
 
-from minillm.core.cost import kv_bytes_per_token, step_cost
+from minillm.core.cost import attention_traffic, kv_bytes_per_token, step_cost
 from minillm.core.presets import DEVICES, MODELS
 from minillm.course.widgets import Panel, table
 
@@ -118,13 +118,12 @@ def tile_traffic(n: int, d: int, tile: int, order: str, sram_kb: int = 164) -> d
     """
     if tile > n:
         raise ValueError(f"tile is {tile} and N {n}; a tile is at most the whole sequence")
-    steps = math.ceil(n / tile)
-    tiled = 2 + 2 * steps if order == "Q outside" else 3 * steps + 2
+    tiled, naive = (attention_traffic(loops, n, d, tile) / (n * d) for loops in (order, "naive"))
     on_chip = tile * d * (3 * 2 + 4) + 4 * tile * tile
     return {
         "tiled": tiled,
-        "naive": 4 + 4 * n / d,
-        "wins": tiled < 4 + 4 * n / d,
+        "naive": naive,
+        "wins": tiled < naive,
         "on_chip_kb": on_chip / 1024,
         "fits": on_chip <= sram_kb * 1024,
     }

@@ -36,7 +36,7 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from minillm.core.cost import kv_bytes_per_token, step_cost
+from minillm.core.cost import attention_traffic, kv_bytes_per_token, step_cost
 from minillm.core.model_config import ModelConfig
 from minillm.core.presets import DEVICES, MODELS, Device
 from minillm.course.progress import course_root, update_progress
@@ -559,20 +559,6 @@ def running_sum(weights: list[float]) -> float:
 
 
 ATTENTION_ORDERS = ("naive", "K/V outside", "Q outside")
-
-
-def attention_traffic(order: str, n: int, d: int, block: int = 64, heads: int = 1, itemsize: int = 1) -> int:
-    """Bytes of Q, K, V, O and, if naive, of scores and weights, that cross HBM; elements if ``itemsize`` is 1.
-
-    naive 4Nd + 4N²; "K/V outside" (3⌈N/block⌉ + 2)Nd, FlashAttention's Algorithm 1; "Q outside" (2⌈N/block⌉ + 2)Nd.
-    """
-    tiles = -(-n // block)
-    elements = {
-        "naive": 4 * n * d + 4 * n * n,
-        "K/V outside": (3 * tiles + 2) * n * d,
-        "Q outside": (2 * tiles + 2) * n * d,
-    }[order]
-    return elements * heads * itemsize
 
 
 def traffic_in_nd(order: str, n: int, d: int, block: int = 64) -> float:

@@ -13,6 +13,7 @@ import nbformat
 import pytest
 
 from minillm.cli import main
+from minillm.core import cost
 from minillm.core.presets import DEVICES, MODELS
 from minillm.course import interview, notes, progress, quiz
 from minillm.course.glossary import early_terms, load_glossary
@@ -98,7 +99,7 @@ def test_wrong_options_are_the_mistakes_that_their_reasons_name():
     assert (1.25 + 1, 1.25 * 8 / 4 + 1, 4 + 1 + 8) == (2.25, 3.5, 13)
     assert quiz.traffic_in_nd("naive", 1024, 64) == 68 and quiz.traffic_in_nd("Q outside", 1024, 64, 64) == 34
     assert round(4 * 1024 * 64 * 1024 * 2 / 1e9, 2) == 0.54
-    assert round(quiz.attention_traffic("naive", 1024, 64, heads=1024, itemsize=2) / 1e9, 2) == 9.13
+    assert round(cost.attention_traffic("naive", 1024, 64, heads=1024, itemsize=2) / 1e9, 2) == 9.13
 
 
 # -- the functions behind the numbers ---------------------------------------------------------------------------------
@@ -134,15 +135,15 @@ def test_traffic_is_what_the_counting_memory_counts():
         for order, run in runs.items():
             hbm = flash.HBM()
             errors[order] = (run(hbm) - exact).abs().max().item()
-            assert hbm.bytes["matrices"] == quiz.attention_traffic(order, n, d, block, itemsize=4)
+            assert hbm.bytes["matrices"] == cost.attention_traffic(order, n, d, block, itemsize=4)
     assert max(errors.values()) < 4 * min(errors.values()), "errors to float64 are of one size"
 
 
 def test_tiles_pay_from_half_the_head_dim_on():
     for order, share in (("Q outside", 1 / 2), ("K/V outside", 3 / 4)):
         for d in (64, 128):
-            naive = quiz.attention_traffic("naive", 4096, d)
-            winning = [b for b in range(1, 257) if quiz.attention_traffic(order, 4096, d, b) < naive]
+            naive = cost.attention_traffic("naive", 4096, d)
+            winning = [b for b in range(1, 257) if cost.attention_traffic(order, 4096, d, b) < naive]
             assert winning[0] == pytest.approx(share * d, abs=2)
 
 
