@@ -1,4 +1,4 @@
-"""The command line: minillm generate, chat, fetch, build, lab, quiz, note, doctor, bench."""
+"""The command line: minillm generate, chat, fetch, build, lab, mine, quiz, note, doctor, bench."""
 
 from __future__ import annotations
 
@@ -90,6 +90,11 @@ def _parser() -> argparse.ArgumentParser:
     action("reset", _lab_reset, "Begin a lab anew; what you had is kept as ….old.ipynb.", "lab")
     action("progress", _lab_progress, "Points so far, lab by lab.")
 
+    mine = command(
+        "mine", _mine, "Your engine: which parts of it labs ask for, ours, and yours once an exercise is passed."
+    )
+    mine.add_argument("--json", action="store_true", help="machine-readable")
+
     quiz = command("quiz", _quiz, "Questions on a chapter, or an interview that mixes chapters; missed ones come back.")
     quiz.add_argument("chapter", nargs="?", default=None, help="such as 01")
     quiz.add_argument("--interview", type=int, default=None, metavar="N", help="so many questions of several chapters")
@@ -128,6 +133,7 @@ def _model_arguments(parser: argparse.ArgumentParser, model: str = "tiny") -> No
     parser.add_argument(
         "--chapter", type=int, default=LAST_BUILT, help="use the engine as it stands after this chapter"
     )
+    parser.add_argument("--mine", action="store_true", help="with your own parts, from the labs (minillm mine)")
     parser.add_argument("--max-model-len", type=int, default=None, help="prompt and output tokens of one request")
 
 
@@ -165,7 +171,11 @@ def _load(args, **more):
     config = _config(args, **more)
     from minillm.llm import LLM
 
-    return LLM(args.model, config=config)
+    return LLM(args.model, config=config, parts=_parts(args))
+
+
+def _parts(args) -> str | None:
+    return "mine" if args.mine else None
 
 
 def _generate(args) -> int:
@@ -316,6 +326,20 @@ def _lab_progress(args) -> int:
     return 0
 
 
+def _mine(args) -> int:
+    from minillm.course.mine import listing
+
+    rows = listing()
+    if args.json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    for row in rows:
+        print(f"{row.pop('part')}: chapter {row.pop('chapter')}, exercise {row.pop('exercise')}")
+        for what, name in row.items():
+            print(f"    {what:<8} {name}")
+    return 0
+
+
 def _quiz(args) -> int:
     from minillm.course import interview
     from minillm.course.quiz import load_quiz, quiz_chapters
@@ -384,13 +408,20 @@ def _bench(args) -> int:
         if args.requests is None:
             from minillm.bench.scoreboard import scoreboard_rows
 
-            rows = list(scoreboard_rows(args.model, args.chapters, args.against, args.repeats, progress=say))
+            chapters = range(LAST_BUILT + 1) if args.chapters is None else args.chapters
+            rows = list(
+                scoreboard_rows(
+                    args.model, [*chapters, *(["yours"] if args.mine else [])], args.against, args.repeats, progress=say
+                )
+            )
         else:
             from minillm.bench.against import equal_rows
 
             lengths = tuple(args.prompt_len), args.output_len
             rows = list(
-                equal_rows(args.model, config, args.requests, *lengths, args.against, args.repeats, progress=say)
+                equal_rows(
+                    args.model, config, args.requests, *lengths, args.against, args.repeats, _parts(args), progress=say
+                )
             )
     if args.json:
         dtype = "float32" if args.requests is None else args.dtype
@@ -409,9 +440,15 @@ def _print_rows(rows: list[dict]) -> None:
         title = {"modelled_hbm_bytes": "modelled HBM MB", "tokens_per_second": "tokens/s"}.get(name, name)
         table.add_column(title.replace("_", " "), justify="right", overflow="fold")
     for row in rows:
-        shown = row | {name: row[name] / 1e6 for name in row.keys() & {"modelled_hbm_bytes"}}
-        table.add_row(*(f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" for value in shown.values()))
+        shown = row | {name: round(row[name] / 1e6) for name in row.keys() & {"modelled_hbm_bytes"}}
+        table.add_row(*(_shown(value) for value in shown.values()))
     Console().print(table)
+
+
+def _shown(value) -> str:
+    if isinstance(value, int | float):
+        return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+    return str(value)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
 from minillm.core.config import EngineConfig
 from minillm.core.metrics import EngineMetrics
 from minillm.core.outputs import RequestOutput
+from minillm.core.parts import my_parts
 from minillm.core.sampling_params import SamplingParams
 from minillm.engine.engine import Engine
 from minillm.models.fetch import resolve
@@ -24,20 +25,31 @@ class LLM:
 
     model        an embedded model ("tiny", "tiny-draft"), a fetched one ("smollm2"), a folder or a hub id
     config       an EngineConfig, such as ``EngineConfig.at_chapter(0)``; None: the full engine
-    scheduler    a class or factory f(config, kv_manager, eos_token_ids) in place of the engine's own
+    parts        in place of the engine's own: {"attention": f, "scheduler": g}, factories called as Engine says; or
+                 "mine", those that you wrote in the labs and that stand in work/mine
+    attention, scheduler   the same, one by one
     engine_args  any EngineConfig argument, by vLLM's names; they override ``config``
 
     Use it as a context manager, or ``close`` it: the KV cache is given back then and not before.
     """
 
-    def __init__(self, model: str, *, config: EngineConfig | None = None, scheduler=None, **engine_args):
+    def __init__(
+        self,
+        model: str,
+        *,
+        config: EngineConfig | None = None,
+        parts: str | dict[str, Callable] | None = None,
+        attention: Callable | None = None,
+        scheduler: Callable | None = None,
+        **engine_args,
+    ):
+        parts = _chosen(parts, attention=attention, scheduler=scheduler)
         config = (config or EngineConfig.latest()).override(**engine_args)
         self.folder = folder = resolve(model)
         device = config.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         weights = load_model(folder, None if config.dtype == "auto" else config.dtype, device)
-        parts = {} if scheduler is None else {"scheduler": scheduler}
         self.engine = Engine(weights, config, Tokenizer(folder), **parts)
         self._ids = map(str, itertools.count())
         self._inbox: dict[str, list[RequestOutput]] = {}  # of prompts that a caller here waits for
@@ -175,3 +187,13 @@ class LLM:
             self._inbox.pop(i, None)
             if self.engine.alive:
                 self.engine.abort(i)
+
+
+def _chosen(parts: str | dict[str, Callable] | None, **single: Callable | None) -> dict[str, Callable]:
+    """What takes the place of the engine's own; a part named by itself goes before one of ``parts``."""
+    if not (parts is None or parts == "mine" or isinstance(parts, dict)):
+        raise ValueError(f"parts is {parts!r}; it must be 'mine' or a dict such as {{'attention': MyAttention}}")
+    parts = my_parts() if parts == "mine" else parts or {}
+    if unknown := parts.keys() - single.keys():
+        raise ValueError(f"{min(unknown)!r} is no part of the engine; there are {', '.join(single)}")
+    return parts | {name: part for name, part in single.items() if part is not None}

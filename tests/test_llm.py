@@ -331,6 +331,27 @@ def test_a_scheduler_of_ones_own(embedded):
         assert made[0] is llm.engine.scheduler
 
 
+def test_parts_are_checked(embedded):
+    embedded("tiny")
+    wrong = [("yours", "must be 'mine' or a dict"), ({"atention": 1}, "'atention' is no part of the engine")]
+    for parts, said in wrong:
+        with pytest.raises(ValueError, match=said):
+            LLM("tiny", parts=parts)
+
+
+def test_attention_of_ones_own(embedded):
+    embedded("tiny")
+    made = []
+
+    class Mine(NaiveAttention):
+        def __init__(self, config, device):
+            made.append((config.attention_backend, device.type))
+
+    with LLM("tiny", attention=Mine, parts={"attention": NaiveAttention}, dtype="float32") as llm:
+        llm.generate("It is", GREEDY)
+    assert made == [(EngineConfig.latest().attention_backend, llm.engine.device.type)]
+
+
 def test_metrics_are_the_engines(llm):
     llm.metrics.reset()
     llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))

@@ -103,13 +103,14 @@ def equal_rows(
     output_len: int = 64,
     peer: str | None = None,
     repeats: int = 3,
+    parts: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[dict]:
     """Batches of equal output length, one row for each number of requests: output tokens per second of wall time.
 
     With a ``peer`` the runs alternate and a row has "ours", "peer" (medians) and "ratio" = ours / peer.
     """
-    with LLM(model, config=config) as llm:
+    with LLM(model, config=config, parts=parts) as llm:
         engine = llm.engine
         other = None
         if peer is not None:

@@ -20,29 +20,34 @@ PEER_BATCH = 8
 
 def scoreboard_rows(
     model: str = "tiny",
-    chapters: list[int] | None = None,
+    chapters: list[int | str] | None = None,
     peer: str | None = None,
     repeats: int = 3,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[dict]:
     """One row a chapter, in float32: "chapter", the engine's counters, "seconds", "tokens_per_second".
 
+    The chapter "yours" is the last chapter's engine with the parts that you wrote in the labs (core/parts.py).
+
     With a ``peer`` each chapter's runs alternate with the peer's, and a row has "ours", "peer" (median output tokens a
     second, useful ones only) and "ratio" = ours / peer. The peer has all requests at once, eight to a batch.
     """
     for chapter in chapters if chapters is not None else range(LAST_BUILT + 1):
-        config = EngineConfig.at_chapter(chapter, dtype="float32", max_model_len=1024)
+        mine = chapter == "yours"
+        config = EngineConfig.at_chapter(LAST_BUILT if mine else chapter, dtype="float32", max_model_len=1024)
         progress(f"scoreboard workload, chapter {chapter}")
-        yield {"chapter": chapter, **scoreboard_row(model, config, peer, repeats)}
+        yield {"chapter": chapter, **scoreboard_row(model, config, peer, repeats, "mine" if mine else None)}
 
 
-def scoreboard_row(model: str, config: EngineConfig, peer: str | None = None, repeats: int = 3) -> dict:
+def scoreboard_row(
+    model: str, config: EngineConfig, peer: str | None = None, repeats: int = 3, parts: str | None = None
+) -> dict:
     """The row of one configuration; one run, or ``repeats`` interleaved with a peer's."""
     shape = ModelConfig.from_folder(resolve(model))
     memory = KV_ROWS * kv_bytes_per_token(shape, config.dtype)
     workload = scoreboard(shape.vocab_size)
     tokens = sum(request.output_len for request in workload)
-    with LLM(model, config=config.override(kv_cache_memory_bytes=memory)) as llm:
+    with LLM(model, config=config.override(kv_cache_memory_bytes=memory), parts=parts) as llm:
         other = None
         if peer is not None:
             other = PEERS[peer].load(llm.folder, config.dtype, str(llm.engine.device))

@@ -6,6 +6,7 @@ request.py          Request: a sequence on its way through the engine           
 batch.py            ScheduledBatch and ModelOutput: what scheduler and runner tell each other
 outputs.py          RequestOutput, CompletionOutput: what a caller gets
 chapters.py         which file came with which chapter
+parts.py            which parts of the engine labs ask for, and a learner's own from work/mine
 metrics.py          counters of an engine
 model_config.py     ModelConfig: a model's shape, read from config.json
 kv_spec.py          what a layer keeps of each token

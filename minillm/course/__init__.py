@@ -4,6 +4,7 @@ house.py       the package as it grows: house(n) draws it, show(obj) prints of i
 labs.py        labs: generated from solutions/, started, graded; start("06") and grade() in a notebook
 grader.py      a learner's notebook with the pristine checks laid over it, run by nbval; grader_plugin.py watches there
 forbidden.py   does an exercise use what it asks one to write?
+mine.py        your engine: passed exercises that are parts of it, stored in work/mine
 checks.py      what check cells are written with: compare, and name the likely mistake
 widgets.py     Panel: a pure function with a thin shell of controls and one view
 calculators.py       roofline, tile size

@@ -4,6 +4,7 @@
     solutions/lab06_….ipynb   the only hand-edited source, run by ``make notebooks``; its outputs are the reference
     labs/lab06_….ipynb        the same with stubs for solutions and no outputs: ``python -m minillm.course.labs``
     work/lab06_….ipynb        a learner's copy, which git ignores; work/progress.json has the points
+    work/mine/06.py           the parts of the engine among the exercises passed (mine.py)
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from nbformat import NotebookNode
 from minillm.course import grader
 from minillm.course.forbidden import bound_names, parse
 from minillm.course.grader import ExerciseResult, Grade, exercise_id, is_exercise, read
+from minillm.course.mine import store_parts
 from minillm.course.progress import ROOT, course_root, load_progress, update_progress
 
 SOLUTIONS, LABS, WORK = ROOT / "solutions", ROOT / "labs", ROOT / "work"
@@ -162,6 +164,7 @@ def grade_file(lab: str | None = None, path: Path | None = None, each=lambda res
         states = {result.id: result.state for result in grade.exercises}
         entry = {"points": grade.points, "max": grade.max, "exercises": states}
         update_progress(lambda progress: progress.setdefault("labs", {}).update({grade.lab: entry}), WORK)
+        store_parts(learner, reference, grade, WORK / "mine")
     return grade
 
 

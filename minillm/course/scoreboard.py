@@ -38,18 +38,21 @@ def compare_chapters(
     return rows
 
 
-def scoreboard_table(chapters: list[int], stored: Path | None = None) -> list[dict]:
-    """The counters of these chapters: from figures/data/scoreboard.json, or counted now if they are not there."""
+def scoreboard_table(chapters: list[int | str], stored: Path | None = None) -> list[dict]:
+    """The counters of these chapters: from figures/data/scoreboard.json, or counted now if they are not there.
+
+    "yours", the engine with your own parts of the labs, is always counted now.
+    """
     stored = stored or course_root() / "figures" / "data" / "scoreboard.json"
     rows = json.loads(stored.read_text(encoding="utf-8"))["rows"] if stored.exists() else []
-    if not set(chapters) <= {row["chapter"] for row in rows}:
+    if missing := [chapter for chapter in chapters if chapter not in {row["chapter"] for row in rows}]:
         from minillm.bench.scoreboard import scoreboard_rows
 
-        rows = scoreboard_rows(chapters=chapters)
+        rows += scoreboard_rows(chapters=missing)
     return [_row(row["chapter"], row) for row in rows if row["chapter"] in chapters]
 
 
-def _row(chapter: int, counters: dict) -> dict:
+def _row(chapter: int | str, counters: dict) -> dict:
     shown = {title: counters[name] for name, title in COUNTERS.items()}
     shown["modelled MB"] = f"{counters['modelled_hbm_bytes'] / 1e6:,.0f}"
-    return {"chapter": f"{chapter:02d}", **{k: f"{v:,}" if isinstance(v, int) else v for k, v in shown.items()}}
+    return {"chapter": f"{chapter:0>2}", **{k: f"{v:,}" if isinstance(v, int) else v for k, v in shown.items()}}

@@ -11,6 +11,7 @@ import psutil
 import torch
 from torch import nn
 
+from minillm.compute.attention.base import AttentionBackend
 from minillm.core.batch import ScheduledBatch
 from minillm.core.config import EngineConfig
 from minillm.core.cost import step_cost
@@ -20,7 +21,7 @@ from minillm.core.request import Request
 from minillm.core.sampling_params import SamplingParams
 from minillm.engine.executor import Executor, InProcessExecutor
 from minillm.engine.output_processor import OutputProcessor
-from minillm.engine.runner import ModelRunner
+from minillm.engine.runner import ModelRunner, attention_backend
 from minillm.memory.kv_manager import KVManager, plan_geometry
 from minillm.models.tokenizer import Tokenizer
 from minillm.scheduling.scheduler import Scheduler
@@ -35,8 +36,9 @@ class EngineDeadError(RuntimeError):
 class Engine:
     """Serves requests on one model. Not thread-safe: one caller drives ``step``.
 
-    ``scheduler`` is a class or factory called as f(config, kv_manager, eos_token_ids), so a learner's own can run
-    here; the same goes for ``executor`` as f(model, config, geometry, eos_token_ids).
+    Its parts are classes or factories, so that a learner's own can run here: ``scheduler`` is called as f(config,
+    kv_manager, eos_token_ids), ``attention`` as f(config, device), ``executor`` as f(model, config, geometry,
+    eos_token_ids); an executor of one's own makes the runner and so chooses the attention.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Engine:
         config: EngineConfig,
         tokenizer: Tokenizer | None = None,
         scheduler: Callable[..., Scheduler] = Scheduler,
+        attention: Callable[..., AttentionBackend] = attention_backend,
         executor: Callable[..., Executor] | None = None,
     ):
         # The weights' own dtype, whatever their config.json or the caller says.
@@ -56,7 +59,7 @@ class Engine:
         geometry = plan_geometry(config, model.kv_cache_spec(), available_kv_bytes(config, self.device))
         self.kv = KVManager(geometry, config.max_model_len)
         self.scheduler = scheduler(config, self.kv, eos)
-        build = executor or (lambda *args: InProcessExecutor(ModelRunner(*args)))
+        build = executor or (lambda *args: InProcessExecutor(ModelRunner(*args, attention)))
         self.executor = build(model, config, geometry, eos)
         self.outputs = OutputProcessor(tokenizer)
         self.metrics = EngineMetrics()

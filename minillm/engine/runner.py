@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -60,13 +61,18 @@ class ModelRunner:
     """Owns the weights, the KV cache and one row per running request."""
 
     def __init__(
-        self, model: nn.Module, config: EngineConfig, geometry: KVGeometry, eos_token_ids: tuple[int, ...] = ()
+        self,
+        model: nn.Module,
+        config: EngineConfig,
+        geometry: KVGeometry,
+        eos_token_ids: tuple[int, ...] = (),
+        attention: Callable[[EngineConfig, torch.device], AttentionBackend] = attention_backend,
     ):
         self.model, self.config, self.geometry = model, config, geometry
         self.device = next(model.parameters()).device
         self.eos_token_ids = eos_token_ids
         self.kv_cache = KVCache(geometry, self.device)
-        self.attention = attention_backend(config, self.device)
+        self.attention = attention(config, self.device)
         self.sampler = Sampler()
         self.rows: dict[str, Row] = {}
         tokens, requests = config.max_num_batched_tokens, min(config.max_num_seqs, config.max_num_batched_tokens)

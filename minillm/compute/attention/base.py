@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,7 +54,13 @@ class AttentionMetadata:
 
 
 class AttentionBackend(ABC):
-    """Attention over cached K and V. One object a model runner; ``plan`` once a step, ``forward`` once a layer."""
+    """Attention over cached K and V. One object a model runner; ``plan`` once a step, ``forward`` once a layer.
+
+    An engine makes its own as f(config, device): so a class, or a factory, is what ``LLM(…, attention=…)`` takes.
+    """
+
+    def __init__(self, config=None, device=None):
+        self.metadata: AttentionMetadata | None = None
 
     def plan(self, metadata: AttentionMetadata) -> None:
         """Take in the step's batch, after padding and before the first layer."""
@@ -68,6 +75,13 @@ class AttentionBackend(ABC):
         q [T, Hq, D] -> o [T, Hq, D] in q's dtype and, if asked for, logsumexp [T, Hq] in max(float32, dtype), with
         which partial results over disjoint keys merge. A query that sees no row has o = 0, logsumexp = −∞.
         """
+
+    def requests(self, kv: LayerKV) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Request by request: which of the step's tokens are its own, and its K and V [rows, Hkv, D]."""
+        meta, end = self.metadata, 0
+        for new, rows, first in zip(meta.query_lens, meta.seq_lens, meta.first_rows, strict=True):
+            start, end = end, end + new
+            yield slice(start, end), kv.k[first : first + rows], kv.v[first : first + rows]
 
 
 class StepAttention:

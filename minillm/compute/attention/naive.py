@@ -14,20 +14,15 @@ class NaiveAttention(AttentionBackend):
     def forward(
         self, q: Tensor, kv: LayerKV, scale: float, window: int | None = None, return_lse: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        meta = self.metadata
         o = torch.empty_like(q)
         wide = torch.promote_types(q.dtype, torch.float32)
         lse = q.new_empty(q.shape[:2], dtype=wide) if return_lse else None
         q = q.to(wide)  # once for all requests; ``o`` takes the results back to its own dtype
-        start = 0
-        for new, rows, first in zip(meta.query_lens, meta.seq_lens, meta.first_rows, strict=True):
-            end = start + new
-            k, v = kv.k[first : first + rows], kv.v[first : first + rows]
-            part = attend_one(q[start:end], k, v, scale, window, return_lse)
-            o[start:end] = part[0]
+        for tokens, k, v in self.requests(kv):
+            part = attend_one(q[tokens], k, v, scale, window, return_lse)
+            o[tokens] = part[0]
             if lse is not None:
-                lse[start:end] = part[1]
-            start = end
+                lse[tokens] = part[1]
         return o, lse
 
 

@@ -1,0 +1,98 @@
+"""Your engine: a passed exercise that is a part of the engine is stored in ``work/mine/NN.py``, to be run in it.
+
+    minillm mine               the parts there are, ours and yours
+    minillm generate --mine …  LLM(model, parts="mine")
+    minillm bench --mine       the scoreboard with the row "yours"
+
+An exercise is a part if its metadata say so: {"part": {"attention": "my_attention"}} is the part's name in
+core/parts.py and the factory in the lab's code.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+from nbformat import NotebookNode
+
+from minillm.core import parts
+from minillm.core.config import LAST_BUILT
+from minillm.course.forbidden import bound_names, parse
+from minillm.course.grader import Grade, exercise_id, is_check, is_exercise, overlay
+from minillm.course.progress import ROOT
+
+HEAD = '''"""Part {parts} of the engine: yours, taken from lab {lab} when exercise {exercises} was passed.
+
+Grading the lab again writes this file anew. minillm mine lists it.
+"""
+'''
+
+
+def store_parts(learner: NotebookNode, solution: NotebookNode, grade: Grade, folder: Path) -> Path | None:
+    """Write the parts that this grading found passed to ``folder``/NN.py: the setup cell and every cell they use.
+
+    None if there is none, or if the file there has a part that did not pass this time: it is left alone then.
+    """
+    passed = {result.id for result in grade.exercises if result.state == "ok"}
+    factories, exercises = {}, []
+    for cell in solution.cells:
+        if is_exercise(cell) and exercise_id(cell) in passed and "part" in cell.metadata["minillm"]:
+            factories |= cell.metadata["minillm"]["part"]
+            exercises.append(exercise_id(cell))
+    file = folder / f"{grade.lab}.py"
+    if not factories or (file.exists() and not _names(file) <= factories.keys()):
+        return None
+    code = [cell for cell in overlay(learner, solution) if not is_check(cell)]
+    setup = {cell.source for cell in solution.cells if "setup" in cell.metadata.get("tags", [])}
+    kept = _used(code, set(factories.values()), setup)
+    table = ", ".join(f'"{name}": {factory}' for name, factory in factories.items())
+    head = HEAD.format(parts=", ".join(factories), lab=grade.lab, exercises=", ".join(exercises))
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n\n".join([head, *kept, f"PARTS = {{{table}}}\n"]), encoding="utf-8")
+    return file
+
+
+def _used(cells: list[NotebookNode], names: set[str], always: set[str]) -> list[str]:
+    """Sources, in order, of the cells that bind one of these names or a name that such a cell uses."""
+    sources = [cell.source.strip() for cell in cells]
+    kept = {source for source in sources if source in {text.strip() for text in always}}
+    wanted, found = set(names), True
+    while found:
+        found = False
+        for source in sources:
+            statements = parse(source)
+            if source not in kept and any(bound_names(statement) & wanted for statement in statements):
+                kept.add(source)
+                found = True
+            if source in kept:
+                wanted |= {n.id for s in statements for n in ast.walk(s) if isinstance(n, ast.Name)}
+    return [source for source in sources if source in kept]
+
+
+def _names(file: Path) -> set[str]:
+    """The parts that a stored file has, without running it; none if it is not one of ours any more."""
+    for statement in parse(file.read_text(encoding="utf-8")):
+        if bound_names(statement) == {"PARTS"} and isinstance(statement.value, ast.Dict):
+            return {key.value for key in statement.value.keys}
+    return set()
+
+
+def listing() -> list[dict[str, str]]:
+    """One row a part of the chapters built: what it is, ours, yours."""
+    rows = []
+    for part in parts.PARTS:
+        if part.chapter <= LAST_BUILT:
+            file = parts.MINE / f"{part.chapter:02}.py"
+            there = file.exists() and part.name in _names(file)
+            rows.append(
+                {
+                    "part": part.name,
+                    "chapter": f"{part.chapter:02}",
+                    "must be": part.interface,
+                    "ours": part.default,
+                    "exercise": part.exercise,
+                    "yours": os.path.relpath(file, ROOT) if there else "not passed yet",
+                }
+            )
+    return rows
