@@ -111,6 +111,16 @@ def test_every_rule_can_be_broken_and_waived(tmp_path, rule):
     assert not any(text.startswith(f"{rule}: ") for text in left)
 
 
+def test_blank_lines_and_package_cells_are_no_code_lines(tmp_path):
+    notebook = good_chapter()  # two package cells, and 24 cells of one line
+    for i in range(9):
+        cell(notebook, f"code-{i}").source = "x = 1\n" * 23 + "\n\n"
+    cell(notebook, "more-code-0").source = "x = 1\n" * 25
+    for lines, wrong in ((5, []), (6, ["code lines: 251; from 0 to 250"])):
+        cell(notebook, "more-code-1").source = "x = 1\n" * lines
+        assert check(tmp_path, notebook)[0] == wrong
+
+
 def test_package_cells_may_differ_in_docstring_annotation_and_import(tmp_path):
     notebook = good_chapter()
     source = PACKAGE_CELL.replace(
