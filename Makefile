@@ -32,10 +32,11 @@ course: .venv/.installed
 test: .venv/.installed lint
 	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) --ignore=tests/browser tests
 	$(ONE_THREAD) $(BIN)/python -m pytest $(PARALLEL) $(NBVAL) chapters solutions
+	$(MAKE) browser
 
 # JupyterLab in a real Chromium. Apart from the rest, since it waits for a page and a busy machine keeps it waiting.
 browser: .venv/.installed
-	$(BIN)/python -m pytest tests/browser
+	$(ONE_THREAD) $(BIN)/python -m pytest -rs tests/browser
 
 # The fast subset: no notebook, no benchmark, no real model.
 check: .venv/.installed lint

@@ -1,24 +1,8 @@
-"""Draws figures/way_of_a_request.svg: the rooms that one request passes, and the loop inside.
-
-Plain SVG, since it is boxes and arrows; colours follow the reader's light or dark theme.
-"""
+"""Draws figures/way_of_a_request.svg: the rooms that one request passes, and the loop inside."""
 
 from pathlib import Path
 
-STYLE = """
-  text { font: 14px system-ui, sans-serif; fill: #1f2328; }
-  .small { font-size: 12px; fill: #59636e; }
-  .mono { font: 13px ui-monospace, monospace; }
-  .box { fill: #f6f8fa; stroke: #59636e; }
-  .axis { fill: #ddf4ff; stroke: #0969da; }
-  .line { stroke: #59636e; fill: none; stroke-width: 1.5; }
-  .loop { stroke: #0969da; fill: none; stroke-width: 2; }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #e6edf3; } .small { fill: #9198a1; }
-    .box { fill: #212830; stroke: #9198a1; } .axis { fill: #10233d; stroke: #4493f8; }
-    .line { stroke: #9198a1; } .loop { stroke: #4493f8; }
-  }
-"""
+from minillm.course.drawing import arrow, rect, svg, text
 
 # x, y, width, room, what happens there, whether the room is one of the four axes
 BOXES = [
@@ -35,66 +19,46 @@ BOXES = [
 HEIGHT = 90
 
 
-def box(x: int, y: int, width: int, room: str, lines: tuple[str, str], axis: bool) -> str:
-    kind = "axis" if axis else "box"
+def box(x: int, y: int, width: int, room: str, lines: tuple[str, str], axis: bool) -> list[str]:
     middle = x + width / 2
-    parts = [f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{HEIGHT}" rx="8"/>']
-    parts.append(f'<text class="mono" x="{middle}" y="{y + 28}" text-anchor="middle" font-weight="600">{room}</text>')
-    for i, line in enumerate(lines):
-        parts.append(f'<text class="small" x="{middle}" y="{y + 52 + 18 * i}" text-anchor="middle">{line}</text>')
-    return "\n".join(parts)
-
-
-def arrow(points: str, kind: str = "line") -> str:
-    return f'<path class="{kind}" d="{points}" marker-end="url(#tip-{kind})"/>'
-
-
-def label(x: int, y: int, text: str, anchor: str = "middle") -> str:
-    return f'<text class="small" x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
-
-
-def tip(kind: str, light: str, dark: str) -> str:
-    return (
-        f'<marker id="tip-{kind}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        f'<path class="tip-{kind}" d="M0,0 L8,4 L0,8 z"/></marker>'
-        f"<style>.tip-{kind} {{ fill: {light}; }} "
-        f"@media (prefers-color-scheme: dark) {{ .tip-{kind} {{ fill: {dark}; }} }}</style>"
-    )
+    return [
+        rect(x, y, width, HEIGHT, "lit" if axis else "box", 8),
+        text(middle, y + 28, room, "mono strong"),
+        *(text(middle, y + 52 + 18 * i, line) for i, line in enumerate(lines)),
+    ]
 
 
 def draw() -> str:
+    title = (
+        "A request goes from llm.py to the engine, which loops over scheduler, runner and output "
+        "processor; the four axes are the rooms scheduling, memory, compute and parallel"
+    )
     parts = [
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 440" role="img" aria-labelledby="title">',
-        '<title id="title">A request goes from llm.py to the engine, which loops over scheduler, runner and output '
-        "processor; the four axes are the rooms scheduling, memory, compute and parallel</title>",
-        f"<style>{STYLE}</style>",
-        "<defs>" + tip("line", "#59636e", "#9198a1") + tip("loop", "#0969da", "#4493f8") + "</defs>",
-        *(box(*b) for b in BOXES),
+        *(part for b in BOXES for part in box(*b)),
         arrow("M170,65 H238"),
-        label(204, 57, "prompt"),
-        arrow("M390,75 H458", "loop"),
-        label(424, 67, "step"),
+        text(204, 57, "prompt"),
+        arrow("M390,75 H458", "flow"),
+        text(424, 67, "step"),
         arrow("M630,75 H708"),
-        label(669, 67, "blocks"),
-        arrow("M545,120 V178", "loop"),
-        label(553, 154, "batch", "start"),
+        text(669, 67, "blocks"),
+        arrow("M545,120 V178", "flow"),
+        text(553, 154, "batch", anchor="start"),
         arrow("M630,225 H708"),
         arrow("M795,270 V328"),
-        label(803, 304, "attend", "start"),
+        text(803, 304, "attend", anchor="start"),
         arrow("M545,270 V328"),
-        label(553, 304, "ranks", "start"),
-        arrow("M460,225 H172", "loop"),
-        label(316, 217, "token ids"),
+        text(553, 304, "ranks", anchor="start"),
+        arrow("M460,225 H172", "flow"),
+        text(316, 217, "token ids"),
         arrow("M60,178 V122"),
-        label(68, 154, "text", "start"),
-        arrow("M130,178 C130,150 315,160 315,122", "loop"),
-        label(20, 350, "Blue arrows: the loop, once for every forward pass.", "start"),
-        label(20, 376, "Blue boxes: the four axes of the papers. Whoever knows what", "start"),
-        label(20, 394, "a paper moves (arithmetic, memory, order, devices) knows", "start"),
-        label(20, 412, "which room to open.", "start"),
-        "</svg>",
+        text(68, 154, "text", anchor="start"),
+        arrow("M130,178 C130,150 315,160 315,122", "flow"),
+        text(20, 350, "Blue arrows: the loop, once for every forward pass.", anchor="start"),
+        text(20, 376, "Blue boxes: the four axes of the papers. Whoever knows what", anchor="start"),
+        text(20, 394, "a paper moves (arithmetic, memory, order, devices) knows", anchor="start"),
+        text(20, 412, "which room to open.", anchor="start"),
     ]
-    return "\n".join(parts) + "\n"
+    return svg(900, 440, title, parts)
 
 
 if __name__ == "__main__":

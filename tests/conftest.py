@@ -49,8 +49,10 @@ def why_no_gpu() -> str | None:
 def why_no_browser() -> str | None:
     if importlib.util.find_spec("playwright") is None:
         return "Playwright is not installed"
-    if not any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")):
-        return "no Chromium on the path"
+    from minillm.bench.doctor import BROWSERS
+
+    if not any(shutil.which(name) for name in BROWSERS):
+        return f"no Chromium on the path ({', '.join(BROWSERS)}); on Debian: apt install chromium"
     return None
 
 

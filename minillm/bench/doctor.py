@@ -68,7 +68,7 @@ def examine() -> list[Finding]:
         Finding(
             "JupyterLab", version("jupyterlab") or "none", version("jupyterlab") is not None, "make course opens it"
         ),
-        Finding("browser for tests", browser or "none", browser is not None, "browser tests skip without Chromium"),
+        Finding("browser for tests", browser or "none", browser is not None, "make browser skips without Chromium"),
         Finding("test packages", "there" if packages else "not all", packages, "pip install -e '.[dev]' brings them"),
     ]
     for name, note in (

@@ -1,10 +1,15 @@
-"""What figures are drawn with: plain SVG, readable in light and dark, every kind told by more than colour."""
+"""What figures are drawn with: plain SVG, readable in light and dark, every kind told by more than colour.
+
+A figure asks for the reader's colour scheme, but a page may be dark where the system is light or the other way round,
+and not every browser tells the figure what its page has. So a figure paints the surface it stands on.
+"""
 
 from __future__ import annotations
 
 from html import escape
 
 _STYLE = """
+  .surface { fill: #ffffff; }
   text { font: 14px system-ui, sans-serif; fill: #1f2328; }
   .small { font-size: 12px; fill: #59636e; }
   .mono { font: 13px ui-monospace, monospace; }
@@ -21,6 +26,7 @@ _STYLE = """
   .heavy { stroke: #bc4c00; fill: none; stroke-width: 2; }
   .tip-line { fill: #59636e; } .tip-flow { fill: #0969da; } .tip-heavy { fill: #bc4c00; }
   @media (prefers-color-scheme: dark) {
+    .surface { fill: #111111; }
     text { fill: #e6edf3; } .small { fill: #9198a1; }
     .box { fill: #212830; stroke: #9198a1; }
     .lit { fill: #10233d; stroke: #4493f8; } .warn { fill: #3b2310; stroke: #db6d28; }
@@ -49,6 +55,7 @@ def svg(width: int, height: int, title: str, parts: list[str]) -> str:
             f'<title id="title">{escape(title)}</title>',
             f"<style>{_STYLE}</style>",
             f"<defs>{_DEFS}</defs>",
+            rect(0, 0, width, height, "surface", 12),
             *parts,
             "</svg>\n",
         ]
@@ -61,7 +68,7 @@ def text(x: float, y: float, words: str, kind: str = "small", anchor: str = "mid
 
 
 def rect(x: float, y: float, width: float, height: float, kind: str = "box", radius: float = 0) -> str:
-    """kind: "box", "lit", "warn", "open", "absent" (dashed) or "done" (hatched)."""
+    """kind: "box", "lit", "warn", "open", "absent" (dashed), "done" (hatched) or "surface" (what a page is)."""
     corner = f' rx="{radius:g}"' if radius else ""
     return f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"{corner}/>'
 

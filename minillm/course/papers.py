@@ -132,16 +132,32 @@ _PLACES = {
     8: (3.3, 4.3), 9: (4.6, 4), 15: (6, 3.3),
 }  # fmt: skip
 _SHORT = {11: "Speculation", 12: "P–D split", 13: "Quantization", 14: "Flash-2, -3"}
-_STYLE = """
-  .pm text { font: 12px system-ui, sans-serif; fill: #1f2328; }
-  .pm .name { font-weight: 600; } .pm .small { font-size: 10px; fill: #59636e; }
-  .pm rect { fill: #f6f8fa; stroke: #59636e; } .pm .edge { stroke: #8c959f; fill: none; stroke-width: 1.3; }
-  .pm .picked rect { stroke: #0969da; stroke-width: 3; } .pm .lit { stroke: #0969da; stroke-width: 2.2; }
-  .pm .dim { opacity: 0.22; }
-  @media (prefers-color-scheme: dark) {
-    .pm text { fill: #e6edf3; } .pm .small { fill: #9198a1; } .pm rect { fill: #212830; stroke: #9198a1; }
-    .pm .edge { stroke: #656c76; } .pm .picked rect, .pm .lit { stroke: #4493f8; }
-  }
+# JupyterLab's variable, so that the map is of its theme; then what holds elsewhere for a light and for a dark scheme.
+_COLOURS = {
+    "ink": ("--jp-content-font-color1", "#1f2328", "#e6edf3"),
+    "faint": ("--jp-content-font-color2", "#59636e", "#9198a1"),
+    "line": ("--jp-inverse-layout-color4", "#8c959f", "#656c76"),
+    "surface": ("--jp-layout-color0", "#ffffff", "#111111"),
+    "box": ("--jp-layout-color2", "#f6f8fa", "#212830"),
+    "accent": ("--jp-brand-color1", "#0969da", "#4493f8"),
+}
+
+
+def _coloured(dark: bool) -> str:
+    ink, faint, line, surface, box, accent = (f"var({theme}, {two[dark]})" for theme, *two in _COLOURS.values())
+    return f"""
+  .pm text {{ fill: {ink}; }} .pm .small {{ fill: {faint}; }}
+  .pm rect {{ fill: {box}; stroke: {faint}; }} .pm .surface {{ fill: {surface}; stroke: none; }}
+  .pm .edge {{ stroke: {line}; }} .pm .tip {{ fill: {line}; }} .pm .picked rect, .pm .lit {{ stroke: {accent}; }}
+"""
+
+
+_STYLE = f"""
+  .pm text {{ font: 12px system-ui, sans-serif; }} .pm .name {{ font-weight: 600; }} .pm .small {{ font-size: 10px; }}
+  .pm .edge {{ fill: none; stroke-width: 1.3; }}
+  .pm .picked rect {{ stroke-width: 3; }} .pm .lit {{ stroke-width: 2.2; }} .pm .dim {{ opacity: 0.22; }}
+{_coloured(dark=False)}
+  @media (prefers-color-scheme: dark) {{ {_coloured(dark=True)} }}
 """
 WIDTH, HEIGHT = 136, 46
 
@@ -166,7 +182,8 @@ def map_svg(axis: str = "all", picked: int | None = None) -> str:
         "aria-label='map of the fifteen papers: each arrow is a problem one paper leaves for another'>",
         f"<style>{_STYLE}{hover}</style>",
         "<defs><marker id='pm-tip' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='6' markerHeight='6' orient='auto'>"
-        "<path d='M0,0 L8,4 L0,8 z' fill='#8c959f'/></marker></defs>",
+        "<path class='tip' d='M0,0 L8,4 L0,8 z'/></marker></defs>",
+        "<rect class='surface' width='1134' height='424' rx='12'/>",
     ]
     for a, b, problem in EDGES:
         (ax, ay), (bx, by) = corner(a), corner(b)
@@ -244,6 +261,8 @@ def map_widget() -> Panel:
         draw,
         {
             "axis": ipywidgets.ToggleButtons(options=["all", *AXES], description="axis"),
-            "paper": ipywidgets.Dropdown(options=[(f"{n:02d} {p.name}", n) for n, p in PAPERS.items()], value=1),
+            "paper": ipywidgets.Dropdown(
+                options=[(f"{n:02d} {p.name}", n) for n, p in PAPERS.items()], value=1, description="paper"
+            ),
         },
     )

@@ -16,7 +16,8 @@ class Panel(ipywidgets.VBox):
     """Controls above a view. ``draw(**values)`` gives the view's HTML; ValueError becomes a sentence in it.
 
     controls: name -> ipywidgets control with a ``value``; names are the parameters of ``draw``. ``extra`` widgets
-    (buttons) stand beside them and change controls, never the view.
+    (buttons) stand beside them and change controls, never the view. Every control has a ``description``, its visible
+    label; ipywidgets ties it to inputs and lists, but the handle of a slider has no other name than what stands there.
     """
 
     def __init__(self, draw: Callable[..., str], controls: dict[str, ipywidgets.Widget], extra=()):

@@ -48,7 +48,7 @@ class Chapter:
             if message.type == "error":
                 self.complaints.append(f"console: {message.text} ({message.location.get('url')})")
 
-        page.set_default_timeout(PATIENCE)
+        page.context.set_default_timeout(PATIENCE)
         page.context.on("request", check_address)
         page.on("websocket", check_address)
         page.on("console", check_message)
@@ -79,19 +79,20 @@ class Chapter:
         return prompts.filter(has_text=re.compile(pattern))
 
     def run_all(self) -> None:
-        """Run All, and again if JupyterLab, just connected, ran the first cell only."""
-        for _ in range(5):
+        """Run All, and again if JupyterLab, just connected, ran the first cell only. A cell that fails ends it."""
+        for seconds in (0.5, 1, 2, 5, 10, 20):
             self.page.get_by_role("menuitem", name="Run", exact=True).click()
             self.page.locator('.lm-Menu [data-command="runmenu:run-all"]').click()
-            self.page.wait_for_timeout(500)  # a cell that waits has a star from now on
+            self.page.wait_for_timeout(1000 * seconds)  # a cell that waits has a star from now on
             self.prompts(r"^\[\*\]:$").first.wait_for(state="detached")
-            if self.prompts(r"^\[\d+\]:$").count() == self.code_cells:
+            if self.prompts(r"^\[\d+\]:$").count() == self.code_cells or self.errors():
                 return
         raise AssertionError(f"of {self.code_cells} cells have run: {self.prompts(r'[0-9]').all_inner_texts()}")
 
     def errors(self) -> list[str]:
-        """Tracebacks of cells."""
-        return self.panel.locator('[data-mime-type="application/vnd.jupyter.error"]').all_inner_texts()
+        """Tracebacks of cells. JupyterLab shows them as text of stderr, like a warning."""
+        texts = self.panel.locator('[data-mime-type="application/vnd.jupyter.stderr"]').all_inner_texts()
+        return [text for text in texts if re.search(r"Traceback \(most recent|^\w*Error: ", text, re.MULTILINE)]
 
     def broken_images(self) -> list[str]:
         """Addresses of images that did not come."""
@@ -173,18 +174,21 @@ def chromium():
     expect.set_options(timeout=PATIENCE)
     path = next(path for name in BROWSERS if (path := shutil.which(name)))
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=CHROMIUM_FLAGS)
+        browser = playwright.chromium.launch(executable_path=path, args=CHROMIUM_FLAGS, timeout=PATIENCE)
         yield browser
         browser.close()
 
 
 @pytest.fixture
 def open_chapter(chromium, lab, clone):
-    """f("01_flashattention.ipynb") -> Chapter, a copy without outputs: a count that is there was counted now."""
+    """f("01_flashattention.ipynb") -> Chapter, a copy without outputs: a count that is there was counted now.
+
+    f(name, notebook) opens another notebook in the chapters' place.
+    """
     pages = []
 
-    def open_it(name: str) -> Chapter:
-        notebook = json.loads((ROOT / "chapters" / name).read_text(encoding="utf-8"))
+    def open_it(name: str, notebook: dict | None = None) -> Chapter:
+        notebook = notebook or json.loads((ROOT / "chapters" / name).read_text(encoding="utf-8"))
         for cell in notebook["cells"]:
             if cell["cell_type"] == "code":
                 cell["outputs"], cell["execution_count"] = [], None

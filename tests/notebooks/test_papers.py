@@ -1,5 +1,7 @@
 """The paper map: data, drawing and widget."""
 
+import re
+
 import pytest
 
 from minillm.course.papers import AXES, EDGES, GUIDE, PAPERS, describe, map_svg, map_widget
@@ -31,6 +33,12 @@ def test_map_draws_every_paper_and_edge_and_dims_what_is_off_the_axis():
     for n, paper in PAPERS.items():
         dimmed = f"<g id='pm{n}' class='dim'" in memory
         assert dimmed == ("memory" not in paper.axis)
+
+
+def test_map_on_a_page_has_the_colours_of_the_page_s_theme():
+    colours = re.findall(r"(?:fill|stroke): ([^;}]+);", map_svg().split(".pm:has")[0])
+    assert len(colours) > 10
+    assert all(colour == "none" or colour.startswith("var(--jp-") for colour in colours)
 
 
 def test_picking_a_paper_shows_its_problem_method_code_and_arrows():

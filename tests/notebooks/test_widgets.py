@@ -15,6 +15,7 @@ from minillm.course.calculators import (
     tile_traffic,
     tile_widget,
 )
+from minillm.course.papers import map_widget
 from minillm.course.softmax_stepper import exact, numbers, softmax_steps, stepper_rows, stepper_widget
 from minillm.course.widgets import table, text_table
 
@@ -131,6 +132,11 @@ def test_stepper_shell_steps_by_slider_and_button_and_refuses_in_the_view():
     panel.controls["weights"].value = "4, x"
     assert "Not possible:</b> &#x27;x&#x27; is no number" in panel.view.value
     assert text_table(stepper_rows(ROW, VALUES)).splitlines()[-1].split()[4] == "1.875"
+
+
+@pytest.mark.parametrize("widget", [roofline_widget, tile_widget, stepper_widget, map_widget])
+def test_a_visible_label_stands_beside_every_control(widget):
+    assert all(control.description for control in widget().controls.values())
 
 
 def test_tables_escape_what_they_show():
