@@ -287,7 +287,7 @@ def _lab_reset(args) -> int:
 def _lab_grade(args) -> int:
     from pathlib import Path
 
-    from minillm.course.labs import grade_file
+    from minillm.course.labs import WORK, grade_file
 
     def show(result) -> None:
         message = result.message.replace("\n", "\n" + " " * 6)
@@ -301,6 +301,8 @@ def _lab_grade(args) -> int:
         print(json.dumps(grade.to_dict(), indent=1, ensure_ascii=False))
     else:
         print(f"total {grade.points}/{grade.max}")
+        if path and WORK not in path.resolve().parents:
+            print("Not kept: points and parts are stored only for the copy in work/.")
     return 0 if grade.points == grade.max else 1
 
 

@@ -30,7 +30,7 @@ if HAS_TRITON:
         HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
         MASKED: tl.constexpr, WINDOW: tl.constexpr,
     ):  # fmt: skip
-        """Algorithm 1, lines 6 and 9 to 12, for one tile of keys. ``row_limit``: last key that each query row may see."""
+        """Algorithm 1, lines 6 and 9 to 12, for a tile of keys. ``row_limit``: last key that each query row may see."""
         columns = start + tl.arange(0, BLOCK_N)
         dims = tl.arange(0, BLOCK_D)
         rows = (first_row + columns).to(tl.int64)

@@ -213,7 +213,8 @@ def test_grade_prints_exercises_and_total_and_is_0_only_at_full_points(toy, caps
 def test_another_file_is_graded_without_a_note(toy, capsys):
     elsewhere = toy / "renamed.ipynb"
     nbformat.write(solved(read(toy / "solutions" / "lab09_toy.ipynb")), elsewhere)
-    assert run(capsys, "grade", "09", str(elsewhere))[0] == 0
+    status, out, _ = run(capsys, "grade", "09", str(elsewhere))
+    assert status == 0 and out.endswith("Not kept: points and parts are stored only for the copy in work/.\n")
     assert run(capsys, "progress")[1].split() == ["lab09_toy", "not", "started"]
 
 
