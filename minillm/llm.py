@@ -27,7 +27,7 @@ class LLM:
     config       an EngineConfig, such as ``EngineConfig.at_chapter(0)``; None: the full engine
     parts        in place of the engine's own: {"attention": f, "scheduler": g}, factories called as Engine says; or
                  "mine", those that you wrote in the labs and that stand in work/mine
-    attention, scheduler   the same, one by one
+    attention, scheduler, block_pool   the same, one by one
     engine_args  any EngineConfig argument, by vLLM's names; they override ``config``
 
     Use it as a context manager, or ``close`` it: the KV cache is given back then and not before.
@@ -41,9 +41,10 @@ class LLM:
         parts: str | dict[str, Callable] | None = None,
         attention: Callable | None = None,
         scheduler: Callable | None = None,
+        block_pool: Callable | None = None,
         **engine_args,
     ):
-        parts = _chosen(parts, attention=attention, scheduler=scheduler)
+        parts = _chosen(parts, attention=attention, scheduler=scheduler, block_pool=block_pool)
         config = (config or EngineConfig.latest()).override(**engine_args)
         self.folder = folder = resolve(model)
         device = config.device
@@ -67,12 +68,14 @@ class LLM:
         prompts: Prompt | list[Prompt],
         sampling_params: SamplingParams | list[SamplingParams] | None = None,
         use_tqdm: bool = False,
+        priority: list[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts (strings or {"prompt_token_ids": [...]}), in their order. One params for all, or a list.
 
-        ValueError for anything that can't be served; none of the list is then queued.
+        ``priority``: one number a prompt, the smaller goes first, with scheduling_policy="priority". ValueError for
+        anything that can't be served; none of the list is then queued.
         """
-        ids = self._add(prompts, sampling_params)
+        ids = self._add(prompts, sampling_params, priority)
         bar = None
         if use_tqdm:
             from tqdm.auto import tqdm
@@ -128,18 +131,21 @@ class LLM:
     def __exit__(self, *_) -> None:
         self.close()
 
-    def _add(self, prompts, sampling_params) -> list[str]:
+    def _add(self, prompts, sampling_params, priority=None) -> list[str]:
         prompts = [prompts] if isinstance(prompts, str | dict) else list(prompts)
         if not isinstance(sampling_params, list):
             sampling_params = [sampling_params] * len(prompts)
         if len(sampling_params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts and {len(sampling_params)} sampling_params; give one for each")
+        priority = [0] * len(prompts) if priority is None else priority
+        if len(priority) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts and {len(priority)} priorities; give one for each")
         ids: list[str] = []
         try:
-            for number, (prompt, params) in enumerate(zip(prompts, sampling_params, strict=True)):
+            for number, (prompt, params, rank) in enumerate(zip(prompts, sampling_params, priority, strict=True)):
                 request_id = next(self._ids)
                 try:
-                    self.engine.add_request(request_id, prompt, params)
+                    self.engine.add_request(request_id, prompt, params, rank)
                 except ValueError as error:
                     raise ValueError(f"prompt {number}: {error}" if len(prompts) > 1 else str(error)) from None
                 ids.append(request_id)
@@ -168,9 +174,9 @@ class LLM:
                     self._inbox[i].clear()
                 if not arrived:
                     outputs = self.engine.step()
-                    if not outputs and not self.engine.has_unfinished_requests():
+                    if not outputs and not self.engine.has_runnable_requests():
                         raise RuntimeError(
-                            f"prompts {', '.join(waiting)} were ended elsewhere; end them with LLM.abort"
+                            f"prompts {', '.join(waiting)} were ended elsewhere or are blocked; end them with LLM.abort"
                         )
                     for output in outputs:
                         if output.request_id in self._inbox:

@@ -116,6 +116,7 @@ def engine_factory(tiny_random_model):
     def build(model=None, dtype="float64", chapter=LAST_BUILT, parts=None, **engine_args):
         # Room for a few requests: pages of an arena cost nothing until they are written, but zeroing them does.
         engine_args.setdefault("kv_cache_memory_bytes", 4 << 20)
+        engine_args.setdefault("swap_space", 2**-10)  # GiB
         config = EngineConfig.at_chapter(chapter, dtype=dtype, **engine_args)
         engine = Engine(model or tiny_random_model(dtype), config, **(parts or {}))
         built.append(engine)

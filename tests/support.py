@@ -139,3 +139,8 @@ class FailingExecutor(InProcessExecutor):
         future: Future = Future()
         future.set_exception(self.error)
         return future
+
+
+def failing(**how) -> dict:
+    """Parts of an engine whose executor fails on purpose."""
+    return {"executor": lambda *parts: FailingExecutor(*parts, **how)}

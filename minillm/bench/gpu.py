@@ -31,6 +31,7 @@ from minillm.core.workloads import WorkloadRequest
 from minillm.engine.engine import Engine
 from minillm.kernels import HAS_TRITON
 from minillm.kernels.flash_attention import flash_attention, flash_attention_torch
+from minillm.kernels.paged_attention import paged_attention, paged_attention_torch
 from minillm.llm import LLM
 from minillm.models.fetch import resolve
 from minillm.models.layers.linear import Linear
@@ -68,14 +69,21 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def kernels(device: torch.device, dry_run: bool) -> list[dict] | dict:
-    """Flash attention by dtype, head dim and length: one sequence, 32 query and 8 KV heads, causal."""
+    """32 query and 8 KV heads. Flash attention: one causal sequence; paged: decodes of one length, blocks shuffled."""
     if not HAS_TRITON:
         return {"error": "Triton is not installed"}
     heads, kv_heads = (4, 2) if dry_run else (32, 8)
     cases = [(torch.float16, 64, 96)] if dry_run else [
         (dtype, d, n) for dtype in (torch.bfloat16, torch.float16) for d in (64, 128) for n in (1024, 4096, 16384)
     ]  # fmt: skip
-    return [flash_case(device, dtype, d, n, heads, kv_heads) for dtype, d, n in cases]
+    decodes = [(torch.float16, 64, 3, 40)] if dry_run else [
+        (torch.bfloat16, d, requests, n)
+        for d in (64, 128)
+        for requests, n in ((8, 1024), (64, 1024), (256, 1024), (64, 8192))
+    ]  # fmt: skip
+    return [flash_case(device, *case, heads, kv_heads) for case in cases] + [
+        paged_case(device, *case, heads, kv_heads) for case in decodes
+    ]
 
 
 def flash_case(device: torch.device, dtype: torch.dtype, d: int, n: int, heads: int, kv_heads: int) -> dict:
@@ -115,6 +123,50 @@ def flash_case(device: torch.device, dtype: torch.dtype, d: int, n: int, heads: 
         "library_ms": times["library"],
         "ratio": times["library"] / times["ours"],
         "share_of_peak": flops / (times["ours"] / 1e3) / peak.flops if peak else None,
+    }
+
+
+def paged_case(
+    device: torch.device, dtype: torch.dtype, d: int, requests: int, n: int, heads: int, kv_heads: int, size: int = 16
+) -> dict:
+    """A decode step of attention; the library reads the same keys where they lie contiguous."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(*shape, d, generator=generator, dtype=torch.float32).to(device, dtype)
+        for shape in ((requests, heads), (requests, n, kv_heads), (requests, n, kv_heads))
+    )
+    blocks = -(-n // size)
+    table = (torch.randperm(requests * blocks, generator=generator) + 1).view(requests, blocks).to(device, torch.int32)
+    keys = torch.arange(n, device=device)
+    rows = table[:, keys // size].long() * size + keys % size
+    caches = [x.new_zeros((requests * blocks + 1) * size, kv_heads, d).index_put_((rows,), x) for x in (k, v)]
+    starts = torch.arange(requests + 1, dtype=torch.int32, device=device)
+    lens = torch.full((requests,), n, dtype=torch.int32, device=device)
+
+    def ours():
+        return paged_attention(q, *caches, starts, lens, table, size, 1, d**-0.5)[0]
+
+    def library():
+        grouped = q.view(requests, kv_heads, -1, d)
+        return F.scaled_dot_product_attention(grouped, k.transpose(1, 2), v.transpose(1, 2)).view_as(q)
+
+    some = min(4, requests)  # as many of them in float64
+    doubles = q[:some].double(), *(cache.double() for cache in caches)
+    want = paged_attention_torch(*doubles, starts[: some + 1], lens[:some], table[:some], size, 1, d**-0.5)[0]
+    times = {name: milliseconds(run, device) for name, run in (("ours", ours), ("library", library))}
+    peak = device_sheet(device)
+    return {
+        "kernel": "paged_attention",
+        "dtype": str(dtype).removeprefix("torch."),
+        "head_dim": d,
+        "requests": requests,
+        "length": n,
+        "error": (ours()[:some].double() - want).abs().max().item(),
+        "library_error": (library()[:some].double() - want).abs().max().item(),
+        "ours_ms": times["ours"],
+        "library_ms": times["library"],
+        "ratio": times["library"] / times["ours"],
+        "share_of_bandwidth": (k.nbytes + v.nbytes) / (times["ours"] / 1e3) / peak.bandwidth if peak else None,
     }
 
 

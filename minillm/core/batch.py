@@ -57,6 +57,7 @@ class ScheduledBatch:
     swaps_out: list[tuple[int, int, int]] = field(default_factory=list)  # KV group, device block, host block
     swaps_in: list[tuple[int, int, int]] = field(default_factory=list)  # KV group, host block, device block
     finished_ids: list[str] = field(default_factory=list)  # rows the runner may forget
+    preempted_ids: list[str] = field(default_factory=list)  # gave up their KV since the last pass; for whoever counts
 
     @property
     def num_tokens(self) -> int:

@@ -18,6 +18,18 @@ NEW_FILES: dict[int, tuple[str, ...]] = {
         "kernels/interpreter.py",
         "kernels/ahead_of_time.py",
     ),
+    2: (
+        "compute/attention/paged.py",
+        "kernels/paged_attention.py",
+        "kernels/kv_write.py",
+        "bench/paging.py",
+        "simulator/simulation.py",
+        "simulator/reservation.py",
+    ),
+    3: (
+        "scheduling/iteration.py",
+        "simulator/timeline.py",
+    ),
 }
 
 

@@ -14,14 +14,18 @@ from minillm.core.model_config import ModelConfig
 CHAPTER_SWITCHES: dict[int, dict[str, object]] = {
     0: {"attention_backend": "naive", "kv_layout": "contiguous", "batching": "static"},
     1: {"attention_backend": "flash"},
+    2: {"kv_layout": "paged"},
+    3: {"batching": "iteration"},
 }
 # A chapter is built if its files are there: a copy of the package that ends earlier (minillm build) has fewer.
 LAST_BUILT = max(n for n in CHAPTER_SWITCHES if is_there(n))
 
 CHOICES = {
     "attention_backend": ("naive", "flash"),
-    "kv_layout": ("contiguous",),
-    "batching": ("static",),
+    "kv_layout": ("contiguous", "paged"),
+    "batching": ("static", "iteration"),
+    "scheduling_policy": ("fcfs", "priority", "mlfq"),
+    "preemption_mode": ("recompute", "swap"),
     "kernel_backend": ("auto", "torch", "triton"),
     "dtype": ("auto", "float32", "float64", "float16", "bfloat16"),
 }
@@ -41,11 +45,17 @@ class EngineConfig:
     kv_cache_memory_bytes    size of the KV cache; None: on a CPU the smaller of 1 GiB and a quarter of free memory
     num_gpu_blocks_override  blocks instead of bytes; for contiguous KV, requests
     gpu_memory_utilization   on a GPU, the share of its memory that weights and KV cache may take together
+    scheduling_policy        who runs first: "fcfs", by arrival; "priority", the smaller number; "mlfq", skip-join MLFQ
+    preemption_mode          what becomes of the KV of a request that must give way: computed again, or kept in host
+                             memory of swap_space GiB while that has room
     """
 
     attention_backend: str = "naive"
     kv_layout: str = "contiguous"
     batching: str = "static"
+    scheduling_policy: str = "fcfs"
+    preemption_mode: str = "recompute"
+    swap_space: float = 4.0
     kernel_backend: str = "auto"
     dtype: str = "auto"
     device: str = "auto"
@@ -72,6 +82,9 @@ class EngineConfig:
                 raise ValueError(f"{name} is {value!r}; it must be a whole number, at least 1")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise ValueError(f"seed is {self.seed!r}; it must be a whole number, at least 0")
+        space = self.swap_space
+        if isinstance(space, bool) or not isinstance(space, int | float) or not 0 <= space < float("inf"):
+            raise ValueError(f"swap_space is {space!r}; it must be a number of GiB, at least 0")
         share = self.gpu_memory_utilization
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             raise ValueError(f"gpu_memory_utilization is {share!r}; it must be a number above 0, at most 1")

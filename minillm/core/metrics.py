@@ -18,6 +18,9 @@ class EngineMetrics:
     tokens_generated: int = 0
     kv_slots_reserved: int = 0
     kv_slots_used: int = 0
+    preemptions: int = 0  # times a request gave up its KV to another
+    blocks_copied: int = 0  # on write to a block that others share
+    blocks_swapped: int = 0  # moved to host memory or back
     modelled_hbm_bytes: int = 0  # core.cost: weights, KV and attention scratch moved to and from device memory
 
     def record_pass(self, tokens: int, reserved: int, used: int, hbm_bytes: int) -> None:

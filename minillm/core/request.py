@@ -11,10 +11,11 @@ from minillm.core.sampling_params import SamplingParams
 class RequestStatus(Enum):
     WAITING = "waiting"
     RUNNING = "running"
+    BLOCKED = "blocked"
     FINISHED = "finished"
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """A prompt and what has been generated for it.
 
@@ -27,11 +28,14 @@ class Request:
     sampling_params: SamplingParams
     seed: int  # of its draws; the request's own or one the engine drew for it
     sample_index: int = 0  # which of the n samples of its prompt
+    group: str | None = None  # the prompt, if it has several samples: they may share its KV
     adapter_id: str | None = None
     priority: int = 0  # smaller runs earlier
     arrival: int = 0  # running number given by the engine
     status: RequestStatus = RequestStatus.WAITING
+    blocked_on: str | None = None  # what a BLOCKED request waits for
     num_computed_tokens: int = 0
+    num_preemptions: int = 0
     output_token_ids: list[int] = field(default_factory=list)
     draft_token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None  # "stop", "length" or "abort"

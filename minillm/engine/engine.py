@@ -22,7 +22,8 @@ from minillm.core.sampling_params import SamplingParams
 from minillm.engine.executor import Executor, InProcessExecutor
 from minillm.engine.output_processor import OutputProcessor
 from minillm.engine.runner import ModelRunner, attention_backend
-from minillm.memory.kv_manager import KVManager, plan_geometry
+from minillm.memory.block_pool import BlockPool
+from minillm.memory.kv_manager import KVManager, plan_geometry, plan_host_blocks
 from minillm.models.tokenizer import Tokenizer
 from minillm.scheduling.scheduler import Scheduler
 
@@ -37,8 +38,8 @@ class Engine:
     """Serves requests on one model. Not thread-safe: one caller drives ``step``.
 
     Its parts are classes or factories, so that a learner's own can run here: ``scheduler`` is called as f(config,
-    kv_manager, eos_token_ids), ``attention`` as f(config, device), ``executor`` as f(model, config, geometry,
-    eos_token_ids); an executor of one's own makes the runner and so chooses the attention.
+    kv_manager, eos_token_ids), ``block_pool`` as f(usable blocks), ``attention`` as f(config, device), ``executor`` as
+    f(model, config, geometry, eos_token_ids); an executor of one's own makes the runner and so chooses the attention.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         scheduler: Callable[..., Scheduler] = Scheduler,
         attention: Callable[..., AttentionBackend] = attention_backend,
+        block_pool: Callable[[int], BlockPool] = BlockPool,
         executor: Callable[..., Executor] | None = None,
     ):
         # The weights' own dtype, whatever their config.json or the caller says.
@@ -57,7 +59,7 @@ class Engine:
         eos = model.config.eos_token_ids
         self.device = next(model.parameters()).device
         geometry = plan_geometry(config, model.kv_cache_spec(), available_kv_bytes(config, self.device))
-        self.kv = KVManager(geometry, config.max_model_len)
+        self.kv = KVManager(geometry, config.max_model_len, plan_host_blocks(config, geometry), block_pool)
         self.scheduler = scheduler(config, self.kv, eos)
         build = executor or (lambda *args: InProcessExecutor(ModelRunner(*args, attention)))
         self.executor = build(model, config, geometry, eos)
@@ -71,14 +73,20 @@ class Engine:
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
-    def add_request(self, request_id: str, prompt: str | dict, params: SamplingParams | None = None) -> None:
+    def add_request(
+        self, request_id: str, prompt: str | dict, params: SamplingParams | None = None, priority: int = 0
+    ) -> None:
         """Queue a prompt: a string or {"prompt_token_ids": [...]}. ``params`` None: SamplingParams().
+
+        ``priority``: a smaller number goes first, with scheduling_policy="priority".
 
         Whatever can be refused is refused here: ValueError names the number and what would be right.
         """
         self._check_alive()
         if not isinstance(request_id, str):
             raise ValueError(f"request id is {request_id!r}; it must be a string")
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise ValueError(f"priority is {priority!r}; it must be a whole number")
         params = params or SamplingParams()
         ids = [request_id] if params.n == 1 else [f"{request_id}/{i}" for i in range(params.n)]
         # A sample's id stays taken until its whole prompt has finished.
@@ -95,6 +103,8 @@ class Engine:
                 replace(params, prompt_logprobs=params.prompt_logprobs if i == 0 else None),
                 seed,
                 sample_index=i,
+                group=request_id if params.n > 1 else None,
+                priority=priority,
                 arrival=next(self._arrivals),
             )
             for i, internal_id in enumerate(ids)
@@ -113,9 +123,33 @@ class Engine:
             self.scheduler.finish(internal_id, "abort")
         return self.outputs.abort(request_id)
 
+    def block(self, request_id: str, reason: str) -> None:
+        """Set a prompt aside, all its samples that have not ended, until ``unblock``: say, while a tool runs.
+
+        It keeps its KV until somebody needs the room. ValueError for an unknown prompt, or one that is blocked.
+        """
+        for internal_id in self._unfinished(request_id):
+            self.scheduler.block(internal_id, reason)
+
+    def unblock(self, request_id: str) -> None:
+        """Let a blocked prompt go on."""
+        for internal_id in self._unfinished(request_id):
+            self.scheduler.unblock(internal_id)
+
+    def _unfinished(self, request_id: str) -> list[str]:
+        self._check_alive()
+        state = self.outputs.prompts.get(request_id)
+        if state is None:
+            raise ValueError(f"request {request_id!r} is not known, or has finished")
+        return [i for i in state.samples if i in self.scheduler.requests]
+
     def has_unfinished_requests(self) -> bool:
-        """Whether ``step`` has anything left to compute or to deliver."""
+        """Whether ``step`` has anything left to compute or to deliver, now or once it is unblocked."""
         return bool(self._undelivered) or self.scheduler.has_unfinished()
+
+    def has_runnable_requests(self) -> bool:
+        """The same, leaving out what is blocked."""
+        return bool(self._undelivered) or self.scheduler.has_runnable()
 
     def _tokenize(self, prompt: str | dict) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
@@ -181,7 +215,7 @@ class Engine:
         try:
             batch = self.scheduler.schedule()
             if not batch.num_scheduled_tokens:
-                if self.scheduler.has_unfinished():
+                if self.scheduler.has_runnable():
                     raise RuntimeError("requests are queued but none can run")
                 return undelivered
         except BaseException as error:
@@ -191,6 +225,7 @@ class Engine:
             output = self.executor.submit(batch).result()
         except BaseException:
             self._undelivered, self._untold = undelivered, batch.finished_ids
+            self.scheduler.lost(batch)
             for request_id in batch.num_scheduled_tokens:
                 self._drop(request_id)
             raise
@@ -212,8 +247,11 @@ class Engine:
             (new, requests[request_id].num_computed_tokens) for request_id, new in batch.num_scheduled_tokens.items()
         ]
         cost = step_cost(self.model_config, lengths, self.config.attention_backend, self.config.dtype)
-        used = sum(request.num_computed_tokens for request in self.scheduler.running)
+        used = self.kv.num_used_rows({i: requests[i].num_computed_tokens for i in self.kv.owners})
         self.metrics.record_pass(batch.num_tokens, self.kv.num_reserved_rows, used, cost.hbm_bytes)
+        self.metrics.preemptions += len(batch.preempted_ids)
+        self.metrics.blocks_copied += len(batch.block_copies)
+        self.metrics.blocks_swapped += len(batch.swaps_out) + len(batch.swaps_in)
 
     def _drop(self, internal_id: str) -> None:
         """Abort the prompt that a request belongs to, if it has not gone yet."""

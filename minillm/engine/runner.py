@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,20 +13,33 @@ from minillm.compute.sampling.processors import SamplingRow
 from minillm.compute.sampling.sampler import Sampler, top_logprobs
 from minillm.core.batch import KnownRequest, ModelOutput, NewRequest, ScheduledBatch
 from minillm.core.config import EngineConfig
+from minillm.kernels import use_triton
 from minillm.memory.kv_cache import KVCache
-from minillm.memory.kv_manager import KVGeometry
+from minillm.memory.kv_manager import KVGeometry, plan_host_blocks
 
 
 def attention_backend(config: EngineConfig, device: torch.device) -> AttentionBackend:
     """The configured backend. Imported only here, so that an engine loads no file of a later chapter."""
+    if config.attention_backend == "flash" and config.kv_layout == "paged":
+        from minillm.compute.attention.paged import PagedAttention
+
+        return PagedAttention(config, device)
     if config.attention_backend == "flash":
         from minillm.compute.attention.flash_backend import FlashAttention
-        from minillm.kernels import use_triton
 
         return FlashAttention(use_triton(config.kernel_backend, device))
     from minillm.compute.attention.naive import NaiveAttention
 
     return NaiveAttention()
+
+
+def kv_write(config: EngineConfig, device: torch.device) -> Callable | None:
+    """The kernel that stores new rows in paged KV, where Triton serves; None: torch's way."""
+    if config.kv_layout != "paged" or not use_triton(config.kernel_backend, device):
+        return None
+    from minillm.kernels.kv_write import kv_write
+
+    return kv_write
 
 
 @dataclass
@@ -37,6 +50,7 @@ class Row:
     block_ids: list[list[int]]  # per KV group
     num_computed_tokens: int
     sampling: SamplingRow
+    prompt_logprobs_sent: int = 0  # they are told once, though a preempted prompt is computed again
 
 
 class Buffer:
@@ -71,7 +85,8 @@ class ModelRunner:
         self.model, self.config, self.geometry = model, config, geometry
         self.device = next(model.parameters()).device
         self.eos_token_ids = eos_token_ids
-        self.kv_cache = KVCache(geometry, self.device)
+        self.kv_cache = KVCache(geometry, self.device, kv_write(config, self.device))
+        self.host_cache = KVCache(replace(geometry, num_usable_blocks=plan_host_blocks(config, geometry)))
         self.attention = attention(config, self.device)
         self.sampler = Sampler()
         self.rows: dict[str, Row] = {}
@@ -88,7 +103,7 @@ class ModelRunner:
     def execute(self, batch: ScheduledBatch) -> ModelOutput:
         """Run one pass. Raises whatever the model raises; rows of the batch's requests are then undefined."""
         self._take_in(batch)
-        self.kv_cache.copy_blocks(batch.block_copies)
+        self._move(batch)
         input_ids, positions, metadata = self._prepare(batch)
         hidden = self.model(input_ids, positions, StepAttention(self.attention, self.kv_cache, metadata))
         output = ModelOutput(step=batch.step)
@@ -97,6 +112,14 @@ class ModelRunner:
         for request_id, scheduled in batch.num_scheduled_tokens.items():
             self.rows[request_id].num_computed_tokens += scheduled
         return output
+
+    def _move(self, batch: ScheduledBatch) -> None:
+        """Swaps and copies that come before the pass; blocks that leave must be read before others move in."""
+        for group, device, host in batch.swaps_out:
+            self.host_cache.write_blocks(group, [host], self.kv_cache.read_blocks(group, [device]))
+        for group, host, device in batch.swaps_in:
+            self.kv_cache.write_blocks(group, [device], self.host_cache.read_blocks(group, [host]))
+        self.kv_cache.copy_blocks(batch.block_copies)
 
     def _take_in(self, batch: ScheduledBatch) -> None:
         for request_id in batch.finished_ids:
@@ -149,6 +172,7 @@ class ModelRunner:
             slot_mapping=self.slot_mapping.send(end),
             block_table=self.block_table.send(len(query_lens))[:, :widest],
             first_rows=first_rows,
+            block_size=size,
         )
         return self.input_ids.send(end), self.positions.send(end), metadata
 
@@ -176,10 +200,13 @@ class ModelRunner:
         for request_id, new in batch.num_scheduled_tokens.items():
             row = self.rows[request_id]
             wanted, prompt = row.sampling.params.prompt_logprobs, row.sampling.prompt_token_ids
-            start = row.num_computed_tokens
-            count = min(new, len(prompt) - 1 - start)  # row p predicts prompt token p + 1
+            start = max(row.num_computed_tokens, row.prompt_logprobs_sent)
+            # Row p predicts prompt token p + 1, so the last row of the prompt predicts none.
+            count = min(row.num_computed_tokens + new, len(prompt) - 1) - start
             if wanted is not None and count > 0:
-                logits = self.model.compute_logits(hidden[begin : begin + count])
+                first = begin + start - row.num_computed_tokens
+                row.prompt_logprobs_sent = start + count
+                logits = self.model.compute_logits(hidden[first : first + count])
                 logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
                 following = prompt[start + 1 : start + 1 + count]
                 output.prompt_logprobs[request_id] = top_logprobs(logits, following, [wanted] * count)

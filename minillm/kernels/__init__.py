@@ -1,6 +1,8 @@
 """Triton kernels, one file each, every one beside a torch twin of equal signature.
 
 flash_attention.py   attention over contiguous K and V, ragged batch, logsumexp out             chapter 01
+paged_attention.py   the same over K and V in blocks, found by a table                       chapter 02
+kv_write.py          new K and V into their rows of the cache                                chapter 02
 interpreter.py       Triton's interpreter mended, bounds checked, bytes counted                 chapter 01
 ahead_of_time.py     every kernel compiled without a GPU: registers, spills, shared memory      chapter 01
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -13,20 +15,28 @@ _ALIGN = 256  # bytes; GPU kernels load rows with wide vectors
 class KVLayer:
     """K and V of one layer: ``k``, ``v`` of shape [num_rows, Hkv, D]; row = slot."""
 
-    def __init__(self, rows: dict[str, Tensor]):
-        self.rows = rows
+    def __init__(self, rows: dict[str, Tensor], kv_write: Callable[..., None] | None = None):
+        self.rows, self.kv_write = rows, kv_write
         self.k, self.v = rows["k"], rows["v"]
 
     def write(self, slots: Tensor, **values: Tensor) -> None:
         """Store values [T, …] of each named row in rows ``slots`` int64 [T]."""
+        if self.kv_write is not None and values.keys() == {"k", "v"}:
+            self.kv_write(values["k"], values["v"], self.k, self.v, slots)
+            return
         for name, value in values.items():
             self.rows[name].index_copy_(0, slots, value)
 
 
 class KVCache:
-    """Allocates the arena that a geometry asks for and cuts it into views."""
+    """Allocates the arena that a geometry asks for and cuts it into views.
 
-    def __init__(self, geometry: KVGeometry, device: str | torch.device = "cpu"):
+    ``kv_write`` stores new k and v in one launch (kernels/kv_write.py); None: torch does, row name by row name.
+    """
+
+    def __init__(
+        self, geometry: KVGeometry, device: str | torch.device = "cpu", kv_write: Callable[..., None] | None = None
+    ):
         self.geometry = geometry
         num_rows = geometry.num_rows
         self._layers: dict[int, KVLayer] = {}
@@ -45,7 +55,7 @@ class KVCache:
         for layer, name, shape, dtype, start, size in plan:
             rows = self.arena[start : start + size].view(dtype).view(num_rows, *shape)
             views.setdefault(layer, {})[name] = rows
-        self._layers = {layer: KVLayer(rows) for layer, rows in views.items()}
+        self._layers = {layer: KVLayer(rows, kv_write) for layer, rows in views.items()}
 
     def layer(self, index: int) -> KVLayer:
         return self._layers[index]

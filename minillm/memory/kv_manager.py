@@ -1,14 +1,17 @@
 """Who owns which rows of the KV cache: block tables of requests over a block pool. No torch in here.
 
 Contiguous KV (chapter 0) and paged KV (chapter 2) are one manager: contiguous is a block of max_model_len rows for
-each request, so that a request never needs a second one.
+each request, so that a request never needs a second one. Blocks that gave way to others may wait in host memory, which
+is a second pool of blocks of the same size (PagedAttention, section 4.5).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from minillm.core.batch import ScheduledBatch
 from minillm.core.config import EngineConfig
 from minillm.core.kv_spec import FullAttentionSpec
 from minillm.memory.block_pool import BlockPool, IntegrityError
@@ -98,15 +101,35 @@ def plan_geometry(config: EngineConfig, specs: list[FullAttentionSpec], availabl
     return KVGeometry(groups, block_size, usable, null_rows)
 
 
+def plan_host_blocks(config: EngineConfig, geometry: KVGeometry) -> int:
+    """How many blocks fit into ``swap_space`` GiB of host memory; 0 if preempted requests are recomputed instead."""
+    if config.preemption_mode != "swap":
+        return 0
+    return int(config.swap_space * 2**30) // (geometry.block_size * bytes_per_row(geometry.groups))
+
+
 class KVManager:
     """Block tables by request. Rows are counted, never positions."""
 
-    def __init__(self, geometry: KVGeometry, max_model_len: int):
+    def __init__(
+        self,
+        geometry: KVGeometry,
+        max_model_len: int,
+        num_host_blocks: int = 0,
+        block_pool: Callable[[int], BlockPool] = BlockPool,
+    ):
         self.geometry = geometry
         self.capacity = min(max_model_len, geometry.num_usable_blocks * geometry.block_size)
-        self.pool = BlockPool(geometry.num_usable_blocks)
+        self.pool = block_pool(geometry.num_usable_blocks)
+        self.host_pool = BlockPool(num_host_blocks)
         self._tables: dict[str, list[list[int]]] = {}  # request -> per group, block ids in row order
+        self._host_tables: dict[str, list[list[int]]] = {}  # the same of requests that were swapped out
+        # What the runner must do before the next pass, as (group, from, to): see ScheduledBatch.
+        self._swaps_out: list[tuple[int, int, int]] = []
+        self._swaps_in: list[tuple[int, int, int]] = []
         self._copies: list[tuple[int, int, int]] = []
+        # Host blocks that the pass reads: it swaps out before it swaps in, so until then they must not be written.
+        self._read_by_next_pass: list[int] = []
 
     @property
     def num_free_blocks(self) -> int:
@@ -121,22 +144,59 @@ class KVManager:
         """Rows of all blocks that anybody holds."""
         return (self.num_usable_blocks - self.num_free_blocks) * self.geometry.block_size
 
+    @property
+    def grows(self) -> bool:
+        """Whether a request may come to need a second block."""
+        return self.geometry.block_size < self.capacity
+
+    @property
+    def owners(self) -> list[str]:
+        """Requests that hold blocks on the device."""
+        return list(self._tables)
+
+    def holds(self, request_id: str) -> bool:
+        return request_id in self._tables
+
+    def blocks_lacking(self, request_id: str, num_rows: int) -> int:
+        """Blocks that the request must be given to have room for so many rows, as far as it may have rows."""
+        wanted = self.geometry.blocks_for(min(num_rows, self.capacity))
+        tables = self._tables.get(request_id) or [[] for _ in self.geometry.groups]
+        return sum(max(0, wanted - len(table)) for table in tables)
+
+    def num_used_rows(self, lengths: dict[str, int]) -> int:
+        """Rows that hold a token, given how many each request has; a row shared by several counts once."""
+        tables = {i: self._tables[i][0] for i in lengths}  # a token has a row in every group
+        if sum(map(len, tables.values())) == self.num_usable_blocks - self.num_free_blocks:
+            return sum(lengths.values())  # nothing is shared
+        size, used = self.geometry.block_size, {}
+        for request_id, table in tables.items():
+            for i, block in enumerate(table):
+                used[block] = max(used.get(block, 0), min(size, lengths[request_id] - i * size))
+        return sum(used.values())
+
     def block_ids(self, request_id: str) -> list[list[int]]:
         """The request's block table per group (copies)."""
         return [list(table) for table in self._tables[request_id]]
 
-    def allocate(self, request_id: str, first_row: int, end_row: int) -> Allocation | None:
+    def is_swapped(self, request_id: str) -> bool:
+        """Whether the request's rows wait in host memory."""
+        return request_id in self._host_tables
+
+    def allocate(self, request_id: str, first_row: int, end_row: int, leave: int = 0) -> Allocation | None:
         """Make rows first_row … end_row − 1 of a request writable; None, and nothing changed, if blocks are lacking.
 
         Grows the tables where they are too short. A block about to be written that somebody else holds too is
-        replaced by a fresh one, its rows to be copied before the pass (copy-on-write: ``take_copies``).
+        replaced by a fresh one, its rows to be copied before the pass (copy-on-write). Rows that were swapped out are
+        brought back. ``leave`` blocks must stay free.
         """
+        if self.is_swapped(request_id):
+            return self._swap_in(request_id, end_row, leave)
         tables = self._tables.get(request_id) or [[] for _ in self.geometry.groups]
         wanted = self.geometry.blocks_for(end_row)
         touched = range(first_row // self.geometry.block_size, wanted) if first_row < end_row else ()
         shared = [[i for i in touched if i < len(table) and self.pool.ref_counts[table[i]] > 1] for table in tables]
         grow = [max(0, wanted - len(table)) for table in tables]
-        if sum(grow) + sum(map(len, shared)) > self.pool.num_free:
+        if sum(grow) + sum(map(len, shared)) + leave > self.pool.num_free:
             return None
         self._tables[request_id] = tables
         new: list[list[int]] = []
@@ -151,16 +211,53 @@ class KVManager:
             new.append(added)
         return Allocation(self.block_ids(request_id), True) if any(shared) else Allocation(new)
 
-    def take_copies(self) -> list[tuple[int, int, int]]:
-        """Block copies (group, from, to) that the next pass must do first; each is handed out once."""
-        copies, self._copies = self._copies, []
-        return copies
+    def swap_out(self, request_id: str, num_rows: int) -> bool:
+        """Move a request's first ``num_rows`` rows to host memory and release its blocks; False if no room is there.
 
-    def fork(self, parent_id: str, child_id: str) -> None:
-        """Give a new request the parent's blocks, shared until either writes."""
-        if child_id in self._tables:
+        Blocks shared with others stay theirs: what moves is a copy.
+        """
+        keep = self.geometry.blocks_for(num_rows)
+        tables = self._tables[request_id]
+        if sum(len(table[:keep]) for table in tables) > self.host_pool.num_free:
+            return False
+        self._host_tables[request_id] = []
+        for group, table in enumerate(tables):
+            hosts = self.host_pool.allocate(len(table[:keep]))
+            self._host_tables[request_id].append(hosts)
+            self._swaps_out += [(group, device, host) for device, host in zip(table, hosts, strict=False)]
+        self._release(request_id)
+        return True
+
+    def _swap_in(self, request_id: str, end_row: int, leave: int) -> Allocation | None:
+        hosts = self._host_tables[request_id]
+        wanted = max(self.geometry.blocks_for(end_row), *map(len, hosts))
+        if wanted * len(hosts) + leave > self.pool.num_free:
+            return None
+        tables = self._tables[request_id] = [self.pool.allocate(wanted) for _ in hosts]
+        for group, (table, away) in enumerate(zip(tables, hosts, strict=True)):
+            self._swaps_in += [(group, host, device) for host, device in zip(away, table, strict=False)]
+        self._read_by_next_pass += itertools.chain(*self._host_tables.pop(request_id))
+        return Allocation(self.block_ids(request_id), True)
+
+    def swapped_by(self, batch: ScheduledBatch) -> list[str]:
+        """Requests whose rows a batch was to bring to host memory."""
+        targets = {host for _, _, host in batch.swaps_out}
+        return [i for i, tables in self._host_tables.items() if not targets.isdisjoint(itertools.chain(*tables))]
+
+    def take_moves(self, batch: ScheduledBatch) -> None:
+        """Hand the next pass all swaps and copies that must come before it; each is handed out once."""
+        batch.swaps_out, self._swaps_out = self._swaps_out, []
+        batch.swaps_in, self._swaps_in = self._swaps_in, []
+        batch.block_copies, self._copies = self._copies, []
+        self.host_pool.release(self._read_by_next_pass)
+        self._read_by_next_pass = []
+
+    def fork(self, parent_id: str, child_id: str, num_rows: int | None = None) -> None:
+        """Give a new request the parent's blocks, or those of its first rows, shared until either writes."""
+        if child_id in self._tables or child_id in self._host_tables:
             raise IntegrityError(f"{child_id} already owns blocks; a fork would lose them")
-        tables = [list(table) for table in self._tables[parent_id]]
+        keep = None if num_rows is None else self.geometry.blocks_for(num_rows)
+        tables = [table[:keep] for table in self._tables[parent_id]]
         for table in tables:
             self.pool.hold(table)
         self._tables[child_id] = tables
@@ -173,15 +270,31 @@ class KVManager:
             del table[keep:]
 
     def free(self, request_id: str) -> None:
-        """Release all of a request's blocks; one that holds none is fine."""
+        """Release all of a request's blocks, here and in host memory; one that holds none is fine."""
+        self._release(request_id)
+        self._drop_host(request_id)
+
+    def _release(self, request_id: str) -> None:
         for table in self._tables.pop(request_id, []):
             # Last block first: of a shared prefix the tail is reused before the head.
             self.pool.release(reversed(table))
 
+    def _drop_host(self, request_id: str) -> None:
+        for hosts in self._host_tables.pop(request_id, []):
+            self.host_pool.release(hosts)
+
     def check_integrity(self, live: Iterable[str] | None = None) -> bool:
         """True if free and owned blocks add up and only ``live`` requests own any; else IntegrityError says what."""
         if live is not None:
-            dead = set(self._tables) - set(live)
+            dead = {*self._tables, *self._host_tables} - set(live)
             if dead:
                 raise IntegrityError(f"finished requests still own blocks: {', '.join(sorted(dead))}")
-        return self.pool.check_integrity(b for tables in self._tables.values() for table in tables for b in table)
+        both = self._tables.keys() & self._host_tables.keys()
+        if both:
+            raise IntegrityError(f"{min(both)} is swapped out and holds blocks as well")
+        hosts = itertools.chain(_blocks(self._host_tables), self._read_by_next_pass)
+        return self.pool.check_integrity(_blocks(self._tables)) and self.host_pool.check_integrity(hosts)
+
+
+def _blocks(tables: dict[str, list[list[int]]]) -> Iterator[int]:
+    return (block for of_groups in tables.values() for table in of_groups for block in table)

@@ -1,5 +1,6 @@
 """Axis 3: who runs next.
 
-scheduler.py   num_computed_tokens chasing num_tokens; forms batches, takes in their results   chapter 00
-policies.py    who may join a batch: static batching                                           chapter 00
+scheduler.py   num_computed_tokens chasing num_tokens; forms batches, preempts, takes in results   chapter 00
+policies.py    who may join a batch, who goes first: static batching, first come first served      chapter 00
+iteration.py   requests join between any two passes; priorities, skip-join MLFQ                    chapter 03
 """

@@ -1,4 +1,4 @@
-"""Who may join a batch. Policies of one scheduler: what runs in a pass is always counts chasing counts."""
+"""Who may join a batch, and who goes first. Policies of one scheduler: a pass is always counts chasing counts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Protocol
 from minillm.core.request import Request
 
 
-class Policy(Protocol):
-    """Decides about admission; everything else is the scheduler's."""
+class Batching(Protocol):
+    """When waiting requests may join those that run."""
 
     def may_admit(self, running: list[Request]) -> bool:
-        """Whether waiting requests may join this pass, given those that hold KV now."""
+        """Whether they may join this pass, given those that run now."""
         ...
 
 
@@ -22,4 +22,27 @@ class StaticBatching:
         return not running
 
 
-POLICIES: dict[str, type[Policy]] = {"static": StaticBatching}
+class Policy:
+    """First come, first served. The base of policies in which some requests are of a better rank than others.
+
+    A request that waits may take the place of one that runs if its ``rank`` is smaller; among equals the earlier
+    arrival goes first and nobody is displaced.
+    """
+
+    def rank(self, request: Request) -> int:
+        """Smaller is better."""
+        return 0
+
+    def order(self, request: Request) -> tuple[int, int]:
+        """Sorts requests, the next to run first."""
+        return self.rank(request), request.arrival
+
+    def scheduled(self, request: Request, tokens: int) -> None:
+        """Hear that a pass computes so many tokens of a request."""
+
+    def between_passes(self, waiting: list[Request]) -> bool:
+        """Look at those that wait, before a pass is formed. True if the rank of one of them changed."""
+        return False
+
+    def finished(self, request: Request) -> None:
+        """Forget a request."""

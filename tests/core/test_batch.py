@@ -52,6 +52,7 @@ BATCH = ScheduledBatch(
     swaps_out=[(0, 1, 100)],
     swaps_in=[(0, 101, 2)],
     finished_ids=["c"],
+    preempted_ids=["d"],
 )
 CANDIDATES = [TokenLogprob(token_id=4, logprob=-0.125, rank=2), TokenLogprob(token_id=5, logprob=-1e-17, rank=1)]
 OUTPUT = ModelOutput(

@@ -16,6 +16,9 @@ def test_passes_add_up_and_slots_are_those_of_the_fullest_reservation():
         "tokens_generated": 0,
         "kv_slots_reserved": 128,
         "kv_slots_used": 20,
+        "preemptions": 0,
+        "blocks_copied": 0,
+        "blocks_swapped": 0,
         "modelled_hbm_bytes": 1501,
     }
 

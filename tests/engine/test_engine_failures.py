@@ -7,7 +7,7 @@ import pytest
 from minillm.core.sampling_params import SamplingParams
 from minillm.engine.engine import EngineDeadError
 from minillm.scheduling.scheduler import Scheduler
-from tests.support import FailingExecutor, all_free, assert_same, drain, greedy, random_prompt, serve
+from tests.support import all_free, assert_same, drain, failing, greedy, random_prompt, serve
 
 ERRORS = [RuntimeError("out of memory"), KeyboardInterrupt()]
 
@@ -15,10 +15,6 @@ ERRORS = [RuntimeError("out of memory"), KeyboardInterrupt()]
 def requests(count: int = 4):
     rng = random.Random(0)
     return {name: (random_prompt(rng, 4 + i), greedy(4, logprobs=1)) for i, name in enumerate("abcdef"[:count])}
-
-
-def failing(**how):
-    return {"executor": lambda *parts: FailingExecutor(*parts, **how)}
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
@@ -91,7 +87,8 @@ def test_all_samples_of_a_failed_prompt_end(engine_factory):
     with pytest.raises(RuntimeError, match="boom"):
         engine.step()
     (output,) = engine.step()
-    assert [(len(s.token_ids), s.finish_reason) for s in output.outputs] == [(3, "abort")] * 3
+    # The others share the first one's prompt, so they begin a pass later.
+    assert [(len(s.token_ids), s.finish_reason) for s in output.outputs] == [(3, "abort"), (2, "abort"), (2, "abort")]
     assert all_free(engine)
 
 
@@ -197,7 +194,7 @@ def test_an_interrupt_in_the_books_is_the_end_too(engine_factory, method, where)
 def test_a_scheduler_that_runs_nobody_is_found_out(engine_factory):
     class Idle(Scheduler):
         def schedule(self):
-            self.policy.may_admit = lambda running: False
+            self.batching.may_admit = lambda running: False
             return super().schedule()
 
     engine = engine_factory(parts={"scheduler": Idle})

@@ -237,7 +237,7 @@ def test_abort_of_everything_before_the_first_step(engine_factory):
 class LastComeFirstServed(Scheduler):
     def add(self, request):
         self.requests[request.request_id] = request
-        self.waiting.appendleft(request)
+        self.waiting.insert(0, request)
 
 
 def test_a_scheduler_of_ones_own_runs(engine_factory):

@@ -32,7 +32,7 @@ def found() -> list[Compiled]:
 def test_no_kernel_spills_or_takes_more_shared_memory_than_it_may(found):
     assert not [one for one in found if one.problems]
     for one in found:
-        assert one.spill == 0 and 0 < one.shared <= SHARED_MEMORY[one.arch] and 0 < one.registers <= 255
+        assert one.spill == 0 and 0 <= one.shared <= SHARED_MEMORY[one.arch] and 0 < one.registers <= 255
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -3,6 +3,7 @@ from collections import Counter
 
 import pytest
 
+from minillm.core.batch import ScheduledBatch
 from minillm.core.config import EngineConfig
 from minillm.core.kv_spec import FullAttentionSpec
 from minillm.memory.block_pool import IntegrityError
@@ -17,6 +18,13 @@ from tests.support import random_config
 
 SPEC = FullAttentionSpec(num_kv_heads=2, head_dim=16, dtype="float32")  # 256 bytes a row
 WIDE = FullAttentionSpec(num_kv_heads=4, head_dim=8, dtype="float16")  # 128 bytes a row
+
+
+def copies_of(kv: KVManager) -> list[tuple[int, int, int]]:
+    """The copies that the next pass must do first."""
+    batch = ScheduledBatch(step=0)
+    kv.take_moves(batch)
+    return batch.block_copies
 
 
 def manager(blocks: int = 4, block_size: int = 4, groups: int = 1, null_rows: int = 4) -> KVManager:
@@ -163,16 +171,16 @@ def test_a_write_to_a_shared_block_copies_exactly_that_one(groups):
     got = kv.allocate("child", 10, 11)
     assert got.rewritten
     assert got.block_ids == kv.block_ids("child")
-    copies = kv.take_copies()
+    copies = copies_of(kv)
     assert copies == [(g, before[g][2], kv.block_ids("child")[g][2]) for g in range(groups)]
-    assert kv.take_copies() == [], "handed out once"
+    assert copies_of(kv) == [], "handed out once"
     assert kv.block_ids("parent") == before
     for g in range(groups):
         assert kv.block_ids("child")[g][:2] == before[g][:2], "blocks not written stay shared"
         assert kv.block_ids("child")[g][2] not in before[g]
     # The parent is alone with its last block now, so it writes in place.
     assert not kv.allocate("parent", 10, 11).rewritten
-    assert kv.take_copies() == []
+    assert copies_of(kv) == []
     assert kv.check_integrity(live=["parent", "child"])
 
 
@@ -181,7 +189,7 @@ def test_copy_on_write_and_growth_in_one_go():
     kv.allocate("a", 0, 6)
     kv.fork("a", "b")
     assert kv.allocate("b", 6, 13).block_ids == [[1, 3, 4, 5]]
-    assert kv.take_copies() == [(0, 2, 3)]
+    assert copies_of(kv) == [(0, 2, 3)]
 
 
 def test_copy_on_write_lacking_a_block_changes_nothing():
@@ -189,7 +197,7 @@ def test_copy_on_write_lacking_a_block_changes_nothing():
     kv.allocate("a", 0, 6)
     kv.fork("a", "b")
     assert kv.allocate("b", 6, 7) is None
-    assert kv.take_copies() == []
+    assert copies_of(kv) == []
     assert kv.block_ids("a") == kv.block_ids("b") == [[1, 2]]
     assert kv.check_integrity(live=["a", "b"])
 
@@ -199,7 +207,7 @@ def test_nothing_to_write_copies_nothing():
     kv.allocate("a", 0, 6)
     kv.fork("a", "b")
     assert not kv.allocate("b", 5, 5).rewritten
-    assert kv.take_copies() == []
+    assert copies_of(kv) == []
 
 
 def test_a_fork_of_nothing_or_onto_somebody_is_refused():
@@ -327,7 +335,7 @@ class Mirror:
     def run_pass(self) -> None:
         """Copies in order, then all writes."""
         geometry = self.kv.geometry
-        for group, source, target in self.kv.take_copies():
+        for group, source, target in copies_of(self.kv):
             for i in range(geometry.block_size):
                 content = self.rows.get((group, geometry.first_row(source) + i))
                 self.rows[group, geometry.first_row(target) + i] = content
@@ -401,3 +409,72 @@ def test_everybody_reads_what_they_wrote(seed):
     for request_id in list(mirror.texts):
         mirror.free(request_id)
     assert kv.num_free_blocks == kv.num_usable_blocks
+
+
+# -- host memory ----------------------------------------------------------------------------------------------------
+
+
+def hosted(blocks: int = 4, hosts: int = 2) -> KVManager:
+    return KVManager(KVGeometry(group_layers([SPEC]), 4, blocks, 4), 1000, hosts)
+
+
+def test_swapping_out_and_in_names_every_move_once():
+    kv = hosted()
+    kv.allocate("a", 0, 7)
+    (table,) = kv.block_ids("a")
+    assert kv.swap_out("a", 7) and kv.num_free_blocks == 4 and kv.is_swapped("a") and not kv.holds("a")
+    assert kv.check_integrity(live=["a"])
+    got = kv.allocate("a", 7, 9)
+    assert got.rewritten and got.block_ids == kv.block_ids("a") and len(got.block_ids[0]) == 3
+    batch = ScheduledBatch(step=0)
+    kv.take_moves(batch)
+    assert [device for _, device, _ in batch.swaps_out] == table
+    hosts = [host for _, _, host in batch.swaps_out]
+    assert [(host, device) for _, host, device in batch.swaps_in] == list(zip(hosts, got.block_ids[0], strict=False))
+    again = ScheduledBatch(step=1)
+    kv.take_moves(again)
+    assert not again.swaps_out and not again.swaps_in
+
+
+def test_only_rows_that_hold_a_token_move():
+    kv = hosted(hosts=1)
+    kv.allocate("a", 0, 7)
+    assert not kv.swap_out("a", 5), "two blocks, room for one"
+    assert kv.holds("a") and kv.check_integrity(live=["a"])
+    assert kv.swap_out("a", 4)
+
+
+def test_host_blocks_that_the_pass_reads_are_not_written_by_it():
+    """Swaps out come before swaps in, so what is being brought back must stay until the pass is formed."""
+    kv = hosted(hosts=1)
+    kv.allocate("a", 0, 4)
+    kv.allocate("b", 0, 4)
+    assert kv.swap_out("a", 4)
+    kv.take_moves(ScheduledBatch(step=0))
+    assert kv.allocate("a", 4, 5) is not None
+    assert not kv.swap_out("b", 4), "a's rows are still there"
+    assert kv.check_integrity(live=["a", "b"])
+    kv.take_moves(ScheduledBatch(step=1))
+    assert kv.swap_out("b", 4)
+
+
+def test_requests_whose_rows_a_lost_pass_was_to_save_are_named():
+    kv = hosted()
+    kv.allocate("a", 0, 4)
+    kv.swap_out("a", 4)
+    saved, lost = ScheduledBatch(step=0), ScheduledBatch(step=1)
+    kv.take_moves(saved)
+    kv.allocate("b", 0, 4)
+    kv.swap_out("b", 4)
+    kv.take_moves(lost)
+    assert kv.swapped_by(lost) == ["b"] and kv.swapped_by(saved) == ["a"]
+
+
+def test_rows_shared_by_several_count_once():
+    kv = manager(blocks=10)
+    kv.allocate("a", 0, 10)
+    assert kv.num_used_rows({"a": 10}) == 10
+    kv.fork("a", "b", 9)
+    assert kv.num_used_rows({"a": 10, "b": 9}) == 10
+    kv.allocate("b", 9, 12)
+    assert kv.num_used_rows({"a": 10, "b": 12}) == 8 + 2 + 4

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from minillm.core.batch import ModelOutput, ScheduledBatch
 from minillm.core.config import EngineConfig
@@ -23,11 +24,11 @@ def next_token(tokens: list[int]) -> int:
     return zlib.crc32(bytes(str(tokens), "ascii")) % VOCAB
 
 
-def expected(prompt: list[int], params: SamplingParams, capacity: int) -> tuple[list[int], str]:
-    """Output tokens and finish reason of a request, worked out without a scheduler."""
+def expected(prompt: list[int], params: SamplingParams, capacity: int, say=next_token) -> tuple[list[int], str]:
+    """Output tokens and finish reason of a request, worked out without a scheduler. ``say``: the model."""
     output: list[int] = []
     while True:
-        output.append(next_token(prompt + output))
+        output.append(say(prompt + output))
         if len(output) >= params.min_tokens:
             ends = (set() if params.ignore_eos else set(EOS)) | set(params.stop_token_ids)
             if output[-1] in ends:
@@ -41,21 +42,34 @@ class FakeRow:
     tokens: list[int]
     tables: list[list[int]]
     computed: int
+    contents: list[int] = field(default_factory=list)  # what the KV of each token is
+
+    def content(self, position: int) -> int:
+        """A hash of the sequence up to there."""
+        while len(self.contents) <= position:
+            before = self.contents[-1] if self.contents else 0
+            self.contents.append(zlib.crc32(self.tokens[len(self.contents)].to_bytes(4, "little"), before))
+        return self.contents[position]
 
 
 class FakeRunner:
     """Knows nothing but the JSON of the batches. Its "KV" of a token is a hash of the sequence up to it.
 
-    ``script``: request id -> the tokens to answer, one after another, in place of ``next_token``'s.
+    ``script``: request id -> the tokens to answer, one after another, in place of ``next_token``'s. ``json`` off: for
+    speed, where many runs are made.
     """
+
+    json = True
 
     def __init__(self, geometry: KVGeometry, script: dict[str, list[int]] | None = None):
         self.geometry, self.script = geometry, {i: deque(tokens) for i, tokens in (script or {}).items()}
         self.rows: dict[str, FakeRow] = {}
         self.cache: dict[tuple[int, int], int] = {}  # (group, row) -> KV
+        self.host: dict[tuple[int, int], list[int | None]] = {}  # (group, host block) -> KV of its rows
 
     def execute(self, batch: ScheduledBatch) -> ModelOutput:
-        batch = ScheduledBatch.from_json(batch.to_json())
+        if self.json:
+            batch = ScheduledBatch.from_json(batch.to_json())
         self._take_in(batch)
         output = ModelOutput(batch.step)
         for request_id, new in batch.num_scheduled_tokens.items():
@@ -66,7 +80,11 @@ class FakeRunner:
             if end == len(row.tokens):
                 script = self.script.get(request_id)
                 output.sampled[request_id] = [script.popleft() if script else next_token(row.tokens)]
-        return ModelOutput.from_json(output.to_json())
+        return ModelOutput.from_json(output.to_json()) if self.json else output
+
+    def told(self, request_id: str) -> tuple[list[int], list[list[int]]]:
+        """Tokens and block tables of a request, as the batches told them."""
+        return self.rows[request_id].tokens, self.rows[request_id].tables
 
     def _take_in(self, batch: ScheduledBatch) -> None:
         for request_id in batch.finished_ids:
@@ -86,11 +104,21 @@ class FakeRunner:
                     table += blocks
         told = [new.request_id for new in batch.new_requests] + [known.request_id for known in batch.known_requests]
         assert sorted(told) == sorted(batch.num_scheduled_tokens), "who is scheduled and who is told of differ"
-        size = self.geometry.block_size
+        for group, device, host in batch.swaps_out:
+            self.host[group, host] = self._read(group, device)
+        for group, host, device in batch.swaps_in:
+            self._write(group, device, self.host.pop((group, host)))
         for group, source, target in batch.block_copies:
-            for i in range(size):
-                content = self.cache.get((group, self.geometry.first_row(source) + i))
-                self.cache[group, self.geometry.first_row(target) + i] = content
+            self._write(group, target, self._read(group, source))
+
+    def _read(self, group: int, block: int) -> list[int | None]:
+        first = self.geometry.first_row(block)
+        return [self.cache.get((group, first + i)) for i in range(self.geometry.block_size)]
+
+    def _write(self, group: int, block: int, content: list[int | None]) -> None:
+        first = self.geometry.first_row(block)
+        for i, kv in enumerate(content):
+            self.cache[group, first + i] = kv
 
     def _compute(self, row: FakeRow, end: int) -> None:
         size = self.geometry.block_size
@@ -98,17 +126,10 @@ class FakeRunner:
             assert len(table) * size >= end, "no block for a scheduled token"
             for position in range(end):
                 slot = group, self.geometry.first_row(table[position // size]) + position % size
-                content = zlib.crc32(bytes(str(row.tokens[: position + 1]), "ascii"))
+                content = row.content(position)
                 if position >= row.computed:
                     self.cache[slot] = content
                 assert self.cache[slot] == content, f"row {position} was overwritten or never computed"
-
-
-class AlwaysAdmit:
-    """A policy under which requests join whenever there is room, to see more than static batching shows."""
-
-    def may_admit(self, running: list[Request]) -> bool:
-        return True
 
 
 def make_scheduler(
@@ -117,24 +138,32 @@ def make_scheduler(
     max_model_len: int = 32,
     budget: int | None = None,
     max_num_seqs: int = 256,
-    policy=None,
+    host_blocks: int = 0,
     eos=EOS,
+    **switches,
 ) -> Scheduler:
+    """``host_blocks``: preempted requests are swapped out to so many. ``switches``: batching, scheduling_policy."""
     groups = group_layers([FullAttentionSpec(1, 2, "float32")])
-    kv = KVManager(KVGeometry(groups, block_size, blocks, null_rows=1), max_model_len)
+    kv = KVManager(KVGeometry(groups, block_size, blocks, null_rows=1), max_model_len, host_blocks)
     config = EngineConfig(
-        max_model_len=max_model_len, max_num_batched_tokens=budget or max(64, kv.capacity), max_num_seqs=max_num_seqs
+        max_model_len=max_model_len,
+        max_num_batched_tokens=budget or max(64, kv.capacity),
+        max_num_seqs=max_num_seqs,
+        preemption_mode="swap" if host_blocks else "recompute",
+        **switches,
     )
-    scheduler = Scheduler(config, kv, eos)
-    if policy is not None:
-        scheduler.policy = policy
-    return scheduler
+    return Scheduler(config, kv, eos)
 
 
-def request(request_id: str, prompt: int | list[int] = 3, **params) -> Request:
+_arrivals = itertools.count()
+
+
+def request(request_id: str, prompt: int | list[int] = 3, group=None, sample_index=0, priority=0, **params) -> Request:
     """``prompt``: ids, or how many."""
     ids = list(range(10, 10 + prompt)) if isinstance(prompt, int) else prompt
-    return Request(request_id, ids, SamplingParams(temperature=0, **params), seed=0)
+    params = SamplingParams(temperature=0, **params)
+    more = dict(group=group, sample_index=sample_index, priority=priority, arrival=next(_arrivals))
+    return Request(request_id, ids, params, seed=0, **more)
 
 
 @dataclass
@@ -145,14 +174,15 @@ class Pass:
     new: list[str]
     tokens: int
     resident: int
+    preempted: list[str]
 
 
 class Loop:
-    """Scheduler and fake runner with ``depth`` passes in flight."""
+    """Scheduler and runner, a fake one if none is given, with ``depth`` passes in flight."""
 
-    def __init__(self, scheduler: Scheduler, script: dict[str, list[int]] | None = None, depth: int = 1):
+    def __init__(self, scheduler: Scheduler, script: dict[str, list[int]] | None = None, depth: int = 1, runner=None):
         self.scheduler, self.depth = scheduler, depth
-        self.runner = FakeRunner(scheduler.kv.geometry, script)
+        self.runner = runner or FakeRunner(scheduler.kv.geometry, script)
         self.flying: deque[tuple[ScheduledBatch, ModelOutput]] = deque()
         self.passes: list[Pass] = []
 
@@ -165,11 +195,13 @@ class Loop:
         assert not in_flight & set(batch.num_scheduled_tokens), "scheduled again with a token in flight"
         self.flying.append((batch, self.runner.execute(batch)))
         for request_id in batch.num_scheduled_tokens:
-            row, own = self.runner.rows[request_id], self.scheduler.requests[request_id]
-            assert row.tokens == own.all_token_ids, "the batches do not replay the request"
-            assert row.tables == self.scheduler.kv.block_ids(request_id)
+            tokens, tables = self.runner.told(request_id)
+            known = self.scheduler.requests[request_id].all_token_ids
+            assert tokens == known, "the batches do not replay the request"
+            assert tables == self.scheduler.kv.block_ids(request_id)
         new = [new.request_id for new in batch.new_requests]
-        self.passes.append(Pass(list(batch.num_scheduled_tokens), new, batch.num_tokens, len(self.scheduler.running)))
+        ids, resident = list(batch.num_scheduled_tokens), len(self.scheduler.running)
+        self.passes.append(Pass(ids, new, batch.num_tokens, resident, batch.preempted_ids))
         return True
 
     def land(self) -> list[Request]:

@@ -1,10 +1,15 @@
-from minillm.core.config import CHOICES
-from minillm.scheduling.policies import POLICIES, StaticBatching
+import pytest
+
+from minillm.core.config import CHOICES, EngineConfig
+from minillm.scheduling.policies import StaticBatching
+from minillm.scheduling.scheduler import batching, policy
 from tests.scheduling.fakes import Loop, make_scheduler, request
 
 
-def test_every_choice_of_the_config_has_a_policy():
-    assert set(POLICIES) == set(CHOICES["batching"])
+@pytest.mark.parametrize("name, build", [("batching", batching), ("scheduling_policy", policy)])
+def test_every_choice_of_the_config_is_there(name, build):
+    made = {type(build(EngineConfig(**{name: choice}))) for choice in CHOICES[name]}
+    assert len(made) == len(CHOICES[name])
 
 
 def test_static_batching_admits_to_an_empty_batch_only():

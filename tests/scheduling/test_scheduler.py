@@ -7,7 +7,6 @@ from minillm.core.request import RequestStatus
 from tests.scheduling.fakes import (
     EOS,
     VOCAB,
-    AlwaysAdmit,
     Loop,
     expected,
     make_scheduler,
@@ -31,9 +30,9 @@ def test_a_small_request_does_not_overtake_one_over_the_budget():
 
 
 def test_a_small_request_does_not_overtake_one_that_lacks_blocks():
-    scheduler = make_scheduler(blocks=3, block_size=4, max_model_len=12, policy=AlwaysAdmit(), eos=())
+    scheduler = make_scheduler(blocks=4, block_size=4, max_model_len=12, batching="iteration", eos=())
     loop = Loop(scheduler)
-    loop.run(request("a", 7, max_tokens=1), request("big", 8, max_tokens=1), request("small", 1, max_tokens=1))
+    loop.run(request("a", 7, max_tokens=1), request("big", 11, max_tokens=1), request("small", 1, max_tokens=1))
     assert [p.ids for p in loop.passes] == [["a"], ["big", "small"]]
 
 
@@ -46,7 +45,7 @@ def test_the_budget_holds_to_the_token(last, first_pass):
 
 
 def test_the_seats_hold():
-    loop = Loop(make_scheduler(blocks=8, max_num_seqs=3, eos=(), policy=AlwaysAdmit()))
+    loop = Loop(make_scheduler(blocks=8, max_num_seqs=3, eos=(), batching="iteration"))
     loop.run(*(request(str(i), max_tokens=1 + i % 3) for i in range(8)))
     assert max(p.resident for p in loop.passes) == 3
 
@@ -155,7 +154,7 @@ def test_finish_while_waiting():
 
 
 def test_finish_while_running_frees_and_tells_the_runner_once():
-    scheduler = make_scheduler(policy=AlwaysAdmit())
+    scheduler = make_scheduler(batching="iteration")
     loop = Loop(scheduler)
     a, b = request("a"), request("b")
     scheduler.add(a)
@@ -190,7 +189,7 @@ def test_finish_again_or_of_nobody_is_ignored():
 
 
 def test_abort_while_the_pass_is_in_flight():
-    scheduler = make_scheduler(blocks=1, policy=AlwaysAdmit())
+    scheduler = make_scheduler(blocks=1, batching="iteration")
     loop = Loop(scheduler, {"b": [10, 11]})
     a, b = request("a"), request("b", max_tokens=2)
     scheduler.add(a)
@@ -207,7 +206,7 @@ def test_abort_while_the_pass_is_in_flight():
 
 
 def test_an_id_can_be_used_again():
-    scheduler = make_scheduler(policy=AlwaysAdmit())
+    scheduler = make_scheduler(batching="iteration")
     loop = Loop(scheduler)
     first, second = request("a", 3), request("a", 5, max_tokens=4)
     scheduler.add(first)
@@ -221,7 +220,7 @@ def test_an_id_can_be_used_again():
 
 
 def test_a_second_schedule_leaves_out_who_is_in_flight():
-    scheduler = make_scheduler(policy=AlwaysAdmit(), eos=())
+    scheduler = make_scheduler(batching="iteration", eos=())
     loop = Loop(scheduler)
     a, b = request("a", max_tokens=2), request("b", max_tokens=2)
     scheduler.add(a)
@@ -256,16 +255,15 @@ def random_requests(rng: random.Random, count: int, capacity: int):
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("policy", [None, AlwaysAdmit()], ids=["static", "always"])
+@pytest.mark.parametrize("batching", ["static", "iteration"])
 @pytest.mark.parametrize("block_size", [32, 4], ids=["contiguous", "small blocks"])
 @pytest.mark.parametrize("seed", range(6))
-def test_tokens_depend_on_nothing_but_the_request(seed, block_size, policy, depth):
+def test_tokens_depend_on_nothing_but_the_request(seed, block_size, batching, depth):
     """Whatever the batches, arrivals, aborts of others and passes in flight; and the JSON replays every token."""
     rng = random.Random(seed)
     seats = rng.randint(1, 6)
-    # Room for all seats: preemption comes with paged KV.
     scheduler = make_scheduler(
-        blocks=seats * (32 // block_size), block_size=block_size, max_num_seqs=seats, policy=policy
+        blocks=seats * (32 // block_size), block_size=block_size, max_num_seqs=seats, batching=batching
     )
     loop = Loop(scheduler, depth=depth)
     requests = random_requests(rng, 12, scheduler.kv.capacity)

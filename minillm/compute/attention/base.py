@@ -46,6 +46,7 @@ class AttentionMetadata:
     slot_mapping: Tensor  # int64 [T]: cache row of every new token
     block_table: Tensor  # int32 [R, most blocks of any]: block ids, padded with the null block 0
     first_rows: list[int]  # R: cache row where each request's first block begins
+    block_size: int = 1 << 30  # rows of a block; in paged KV block b begins at row b · block_size
     tree_mask: Tensor | None = None  # bool [T, most query tokens]: which new tokens a new token sees (chapter 11)
 
     @property
@@ -79,9 +80,14 @@ class AttentionBackend(ABC):
     def requests(self, kv: LayerKV) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Request by request: which of the step's tokens are its own, and its K and V [rows, Hkv, D]."""
         meta, end = self.metadata, 0
-        for new, rows, first in zip(meta.query_lens, meta.seq_lens, meta.first_rows, strict=True):
+        for r, (new, rows, first) in enumerate(zip(meta.query_lens, meta.seq_lens, meta.first_rows, strict=True)):
             start, end = end, end + new
-            yield slice(start, end), kv.k[first : first + rows], kv.v[first : first + rows]
+            if rows <= meta.block_size:
+                where = slice(first, first + rows)
+            else:  # the row of token t: block table, then offset within the block (PagedAttention, figure 5)
+                t = torch.arange(rows, device=meta.block_table.device)
+                where = meta.block_table[r, t // meta.block_size].long() * meta.block_size + t % meta.block_size
+            yield slice(start, end), kv.k[where], kv.v[where]
 
 
 class StepAttention:
