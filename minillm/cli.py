@@ -120,7 +120,10 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--requests", type=int, nargs="+", default=None, help="batches of so many requests instead")
     bench.add_argument("--prompt-len", type=int, nargs=2, default=(16, 128), metavar=("MIN", "MAX"), help="in tokens")
     bench.add_argument("--output-len", type=int, default=64, help="output tokens of each request, forced")
-    bench.add_argument("--against", choices=["transformers"], default=None, help="run the peer beside us, interleaved")
+    bench.add_argument("--skewed", action="store_true", help="16 to 128 output tokens instead, mean 0.4 of the largest")
+    bench.add_argument("--max-num-seqs", type=int, default=256, help="requests that run together, here and at the peer")
+    peers = ["transformers", "transformers-continuous"]
+    bench.add_argument("--against", choices=peers, default=None, help="run the peer beside us, interleaved")
     bench.add_argument("--repeats", type=int, default=3, help="runs of each batch; the median counts")
     bench.add_argument("--json", action="store_true", help="machine-readable, with machine and versions")
     return parser
@@ -392,7 +395,7 @@ def _doctor(args) -> int:
 
 
 def _bench(args) -> int:
-    config = _config(args)
+    config = _config(args, max_num_seqs=args.max_num_seqs)
     for chapter in args.chapters or []:
         EngineConfig.at_chapter(chapter)  # refused before anything is loaded
     from rich.console import Console
@@ -417,11 +420,11 @@ def _bench(args) -> int:
                 )
             )
         else:
-            from minillm.bench.against import equal_rows
+            from minillm.bench.against import batch_rows
 
-            lengths = tuple(args.prompt_len), args.output_len
+            lengths = tuple(args.prompt_len), None if args.skewed else args.output_len
             rows = list(
-                equal_rows(
+                batch_rows(
                     args.model, config, args.requests, *lengths, args.against, args.repeats, _parts(args), progress=say
                 )
             )

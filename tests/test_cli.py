@@ -145,3 +145,24 @@ def test_a_reader_that_has_enough_is_no_error():
     command = f"{sys.executable} -m minillm.cli quiz 00 </dev/null | head -1"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=60)
     assert done.stderr == "" and done.stdout
+
+
+@pytest.mark.parametrize("peer", ["transformers", "transformers-continuous"])
+def test_bench_of_skewed_requests_against_a_peer(capsys, peer):
+    args = [
+        "bench",
+        "--requests",
+        "4",
+        "--skewed",
+        "--max-num-seqs",
+        "2",
+        "--repeats",
+        "1",
+        "--dtype",
+        "float32",
+        "--json",
+    ]
+    assert main([*args, "--model", "tiny-draft", "--against", peer]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert 4 * 16 <= row["output_tokens"] <= 4 * 128
+    assert row["ratio"] == pytest.approx(row["ours"] / row["peer"])

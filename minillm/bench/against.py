@@ -11,7 +11,7 @@ import torch
 
 from minillm.bench.workload import run_workload
 from minillm.core.config import EngineConfig
-from minillm.core.workloads import WorkloadRequest, equal_batch
+from minillm.core.workloads import Fixed, LogNormal, Uniform, WorkloadRequest, random_workload
 from minillm.engine.engine import Engine
 from minillm.llm import LLM
 from minillm.models.loader import DTYPES
@@ -20,7 +20,7 @@ from minillm.models.loader import DTYPES
 class TransformersPeer:
     """transformers' ``generate``: sdpa attention, left padding, greedy, lengths forced, a batch at a time."""
 
-    name = "transformers"
+    attention = "sdpa"
 
     def __init__(self, model, device: str):
         self.model, self.device = model, device
@@ -33,7 +33,7 @@ class TransformersPeer:
 
         logging.disable_progress_bar()
         model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=DTYPES[dtype], attn_implementation="sdpa", local_files_only=True
+            folder, dtype=DTYPES[dtype], attn_implementation=cls.attention, local_files_only=True
         )
         return cls(model.to(device), device)
 
@@ -69,7 +69,46 @@ class TransformersPeer:
             raise RuntimeError(f"transformers gave {output.shape[1] - width} tokens, {length} were forced")
 
 
-PEERS = {"transformers": TransformersPeer}
+class TransformersContinuousPeer(TransformersPeer):
+    """transformers' continuous batching over paged KV, by its eager attention: on a CPU faster than by sdpa."""
+
+    attention = "paged|eager"
+
+    def run(self, workload: list[WorkloadRequest], batch_size: int) -> float:
+        """Seconds for the whole workload, at most ``batch_size`` requests in a pass; starting the server left out."""
+        from transformers import ContinuousBatchingConfig, GenerationConfig
+
+        rows = sum(len(r.prompt_token_ids) + r.output_len for r in workload)
+        settings = ContinuousBatchingConfig(
+            block_size=32,
+            num_blocks=rows // 32 + 2 * len(workload),
+            max_batch_tokens=max(512, *(len(r.prompt_token_ids) for r in workload)),
+            max_requests_per_batch=batch_size,
+            use_cuda_graph=False,
+        )
+        greedy = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
+        with self.model.continuous_batching_context_manager(
+            generation_config=greedy, continuous_batching_config=settings, block=True, timeout=5
+        ) as server:
+            started = time.perf_counter()
+            for request in workload:
+                server.add_request(request.prompt_token_ids, max_new_tokens=request.output_len)
+            generated = finished = 0
+            while finished < len(workload):
+                result = server.get_result(timeout=1)
+                if result is None and not server.is_running():
+                    raise RuntimeError("transformers' continuous batching stopped")
+                if result is not None and result.is_finished():
+                    generated, finished = generated + len(result.generated_tokens), finished + 1
+            seconds = time.perf_counter() - started
+        wanted = sum(r.output_len for r in workload)
+        if generated != wanted:
+            raise RuntimeError(f"transformers gave {generated} tokens, {wanted} were forced")
+        return seconds
+
+
+PEERS = {"transformers": TransformersPeer, "transformers-continuous": TransformersContinuousPeer}
+SKEWED = LogNormal(46, 0.7, 16, 128)  # mean about 0.4 of the largest
 
 
 def rates(
@@ -95,20 +134,22 @@ def rates(
     return result
 
 
-def equal_rows(
+def batch_rows(
     model: str,
     config: EngineConfig,
     requests: list[int],
     prompt_len: tuple[int, int] = (16, 128),
-    output_len: int = 64,
+    output_len: int | None = 64,
     peer: str | None = None,
     repeats: int = 3,
     parts: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[dict]:
-    """Batches of equal output length, one row for each number of requests: output tokens per second of wall time.
+    """Requests that come together, one row for each number of them: output tokens per second of wall time.
 
-    With a ``peer`` the runs alternate and a row has "ours", "peer" (medians) and "ratio" = ours / peer.
+    All outputs are of ``output_len`` tokens or, if that is None, skewed: 16 to 128, mean about 0.4 of the largest.
+    With a ``peer`` the runs alternate and a row has "ours", "peer" (medians) and "ratio" = ours / peer. The peer takes
+    as many at a time as the engine has seats (max_num_seqs), and only tokens that were asked for count.
     """
     with LLM(model, config=config, parts=parts) as llm:
         engine = llm.engine
@@ -116,21 +157,24 @@ def equal_rows(
         if peer is not None:
             other = PEERS[peer].load(llm.folder, engine.config.dtype, str(engine.device))
         for count in requests:
-            workload = equal_batch(count, prompt_len, output_len, engine.model_config.vocab_size, seed=count)
-            yield _equal_row(engine, other, workload, repeats, progress)
+            lengths = Uniform(*prompt_len), SKEWED if output_len is None else Fixed(output_len)
+            vocab = engine.model_config.vocab_size
+            workload = random_workload(count, lengths, vocab_size=vocab, seed=count)
+            yield _batch_row(engine, other, workload, repeats, progress)
 
 
-def _equal_row(engine: Engine, other, workload: list[WorkloadRequest], repeats: int, progress) -> dict:
-    """One batch, warmed up and measured."""
+def _batch_row(engine: Engine, other, workload: list[WorkloadRequest], repeats: int, progress) -> dict:
+    """One workload, warmed up and measured."""
     count, tokens = len(workload), sum(r.output_len for r in workload)
-    warm_up = [WorkloadRequest(0, r.prompt_token_ids, 2) for r in workload]
+    seats = min(count, engine.config.max_num_seqs)
+    warm_up = [WorkloadRequest(0, r.prompt_token_ids, 2) for r in workload[:seats]]
     run_workload(engine, warm_up)
     if other is not None:
-        other.run(warm_up, count)
+        other.run(warm_up, seats)
     measured = rates(
         tokens,
         lambda: run_workload(engine, workload)["seconds"],
-        other and (lambda: other.run(workload, count)),
+        other and (lambda: other.run(workload, seats)),
         repeats,
         lambda run: progress(f"{count} requests, {run}"),
     )

@@ -10,7 +10,9 @@ from minillm.engine.engine import Engine
 
 
 def run_workload(engine: Engine, workload: list[WorkloadRequest]) -> dict[str, float | int]:
-    """Serve every request as it comes; greedy, output lengths forced. Returns the engine's counters and "seconds".
+    """Serve every request as it comes; output lengths forced. Returns the engine's counters and "seconds".
+
+    Greedy, but where a request has several samples.
 
     Arrivals are counted in forward passes: request r is queued once so many have run. Where the engine would idle,
     the clock jumps to the next arrival.
@@ -23,8 +25,14 @@ def run_workload(engine: Engine, workload: list[WorkloadRequest]) -> dict[str, f
             clock = max(clock, pending[0][1].arrival)
         while pending and pending[0][1].arrival <= clock:
             number, request = pending.pop(0)
-            params = SamplingParams(temperature=0, max_tokens=request.output_len, ignore_eos=True)
-            engine.add_request(f"workload-{number}", {"prompt_token_ids": request.prompt_token_ids}, params)
+            params = SamplingParams(
+                n=request.n,
+                temperature=0.0 if request.n == 1 else 1.0,
+                max_tokens=request.output_len,
+                ignore_eos=True,
+            )
+            prompt = {"prompt_token_ids": request.prompt_token_ids}
+            engine.add_request(f"workload-{number}", prompt, params, request.priority)
         engine.step()
         clock += 1
     return {**engine.metrics.to_dict(), "seconds": time.perf_counter() - started}

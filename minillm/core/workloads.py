@@ -102,15 +102,6 @@ def random_workload(
     return workload
 
 
-def equal_batch(
-    requests: int, prompt_len: tuple[int, int], output_len: int, vocab_size: int, seed: int = 0
-) -> list[WorkloadRequest]:
-    """Requests that come together, with prompt lengths uniform in [low, high] and outputs of equal length."""
-    rng = random.Random(seed)
-    lengths = [rng.randint(*prompt_len) for _ in range(requests)]
-    return [WorkloadRequest(0, _ids(rng, n, vocab_size), output_len) for n in lengths]
-
-
 def scoreboard(vocab_size: int, requests: int = 32, seed: int = 0) -> list[WorkloadRequest]:
     """The workload of the scoreboard: what the fifteen papers each found to be wasteful, in one small set.
 

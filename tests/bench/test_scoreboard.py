@@ -8,7 +8,7 @@ import pytest
 from minillm.bench.scoreboard import scoreboard_rows
 from minillm.core.config import LAST_BUILT
 from minillm.core.metrics import EngineMetrics
-from minillm.core.workloads import equal_batch, scoreboard
+from minillm.core.workloads import scoreboard
 
 STORED = Path(__file__).parents[2] / "figures/data/scoreboard.json"
 COUNTERS = EngineMetrics().to_dict().keys()
@@ -30,10 +30,3 @@ def test_workload_is_what_its_description_says():
     assert sum(len(r.prompt_token_ids) > 400 for r in requests) == 2
     assert [r.arrival for r in requests] == sorted(r.arrival for r in requests)
     assert requests[-1].arrival / len(requests) == pytest.approx(3, rel=0.4)
-
-
-def test_equal_batch():
-    requests = equal_batch(20, (16, 128), 64, 100, seed=3)
-    lengths = [len(r.prompt_token_ids) for r in requests]
-    assert min(lengths) >= 16 and max(lengths) <= 128 and len(set(lengths)) > 5
-    assert {r.output_len for r in requests} == {64} and {r.arrival for r in requests} == {0}

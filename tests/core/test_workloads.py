@@ -5,27 +5,17 @@ from statistics import mean, median, stdev
 
 import pytest
 
-from minillm.core.workloads import ALPACA, SHAREGPT, Fixed, LogNormal, Uniform, equal_batch, random_workload, scoreboard
+from minillm.core.workloads import ALPACA, SHAREGPT, Fixed, LogNormal, Uniform, random_workload, scoreboard
 
 
 def test_workloads_are_seeded():
     makers = (
         lambda seed: scoreboard(256, seed=seed),
-        lambda seed: equal_batch(5, (2, 9), 7, 256, seed=seed),
         lambda seed: random_workload(5, rate=2, seed=seed),
     )
     for make in makers:
         assert make(1) == make(1)
         assert make(1) != make(2)
-
-
-def test_an_equal_batch():
-    batch = equal_batch(requests=200, prompt_len=(3, 6), output_len=7, vocab_size=11)
-    assert len(batch) == 200
-    assert {request.arrival for request in batch} == {0}
-    assert {request.output_len for request in batch} == {7}
-    assert {len(request.prompt_token_ids) for request in batch} == {3, 4, 5, 6}
-    assert {token for request in batch for token in request.prompt_token_ids} == set(range(1, 11))
 
 
 def test_the_scoreboards_workload_has_what_the_papers_need():
