@@ -260,8 +260,8 @@ class Scheduler:
         return any(self.policy.rank(request) < self.policy.rank(other) for other in self.running)
 
     def _wanted_next(self) -> int:
-        """Blocks to leave free for the next pass, or who joins now makes somebody give way then."""
-        return sum(self.kv.blocks_lacking(r.request_id, r.num_tokens + 1) for r in self.running)
+        """Blocks to leave free for those that run: one each, or who joins soon makes somebody give way."""
+        return len(self.running) if self.kv.grows else 0
 
     def _idle_owner(self, but: Request) -> Request | None:
         """The last in order of those that hold blocks and do not run."""

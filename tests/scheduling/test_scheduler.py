@@ -30,7 +30,7 @@ def test_a_small_request_does_not_overtake_one_over_the_budget():
 
 
 def test_a_small_request_does_not_overtake_one_that_lacks_blocks():
-    scheduler = make_scheduler(blocks=4, block_size=4, max_model_len=12, batching="iteration", eos=())
+    scheduler = make_scheduler(blocks=5, block_size=4, max_model_len=12, batching="iteration", eos=())
     loop = Loop(scheduler)
     loop.run(request("a", 7, max_tokens=1), request("big", 11, max_tokens=1), request("small", 1, max_tokens=1))
     assert [p.ids for p in loop.passes] == [["a"], ["big", "small"]]
