@@ -28,6 +28,7 @@ NEW_FILES: dict[int, tuple[str, ...]] = {
     ),
     3: (
         "scheduling/iteration.py",
+        "scheduling/orca.py",
         "simulator/timeline.py",
     ),
 }

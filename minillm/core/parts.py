@@ -42,6 +42,20 @@ PARTS = (
         interface="minillm.compute.attention.base.AttentionBackend",
         default="minillm.engine.runner.attention_backend",
     ),
+    Part(
+        "block_pool",
+        chapter=2,
+        exercise="2.2",
+        interface="minillm.memory.block_pool.BlockPool",
+        default="minillm.memory.block_pool.BlockPool",
+    ),
+    Part(
+        "scheduler",
+        chapter=3,
+        exercise="3.6",
+        interface="minillm.scheduling.scheduler.Scheduler",
+        default="minillm.scheduling.scheduler.Scheduler",
+    ),
 )
 
 

@@ -7,8 +7,10 @@ forbidden.py   does an exercise use what it asks one to write?
 mine.py        your engine: passed exercises that are parts of it, stored in work/mine
 checks.py      what check cells are written with: compare, and name the likely mistake
 widgets.py     Panel: a pure function with a thin shell of controls and one view
-calculators.py       roofline, tile size
+calculators.py       roofline, tile size, KV memory
 softmax_stepper.py   online softmax step by step                                              chapter 01
+block_table.py       the block table: append, fork, write, free                                 chapter 02
+batch_timeline.py    who ran in which pass, who waited, whose seat was held                  chapter 03
 papers.py            the fifteen papers: table, map, problems that lead from one to the next
 quiz.py        chapters/quiz/NN.json: read, checked, shown as a page and as a widget; interview.py asks in a terminal
 glossary.py    chapters/glossary.json, and which terms a notebook uses before their chapter

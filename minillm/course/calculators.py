@@ -181,3 +181,96 @@ def tile_widget() -> Panel:
             "tile": ipywidgets.SelectionSlider(options=tiles, value=64, description="tile"),
         },
     )
+
+
+# -- KV memory (chapter 02) -------------------------------------------------------------------------------------------
+
+
+def kv_requests(model: str, gpu: str, longest: int, length: int, block_size: int = 16) -> dict[str, float]:
+    """Requests of ``length`` tokens whose KV fits a GPU at a time, if each reserves ``longest`` slots, and paged.
+
+    KV gets nine tenths of the memory less the weights, both in bfloat16. ValueError if the model itself does not fit,
+    or a request is longer than allowed.
+    """
+    shape, device = MODELS[model], DEVICES[gpu]
+    if not 1 <= length <= longest:
+        raise ValueError(
+            f"length is {length:,} and the longest {longest:,}; a request has from 1 to {longest:,} tokens"
+        )
+    if longest > shape.max_position_embeddings:
+        raise ValueError(f"the longest is {longest:,}; {model}'s positions end at {shape.max_position_embeddings:,}")
+    slot, weights = kv_bytes_per_token(shape, "bfloat16"), shape.num_parameters * 2
+    memory = 0.9 * device.memory - weights
+    if memory < longest * slot:
+        raise ValueError(f"{model} takes {weights / 1e9:.0f} GB; {gpu} has no room left for {longest:,} slots")
+    blocks = math.ceil(length / block_size)
+    return {
+        "slot_bytes": slot,
+        "kv_gb": memory / 1e9,
+        "slots": int(memory // slot),
+        "max_length": int(memory // (longest * slot)),
+        "paged": int(memory // (block_size * slot)) // blocks,
+        "used": length / longest,
+        "used_paged": length / (blocks * block_size),
+    }
+
+
+def kv_requests_rows(**params) -> list[dict]:
+    """The same as lines to print."""
+    r = kv_requests(**params)
+    return [
+        {"": "bytes a token", "value": f"{r['slot_bytes']:,}"},
+        {"": "memory for KV", "value": f"{r['kv_gb']:.1f} GB, {r['slots']:,} slots"},
+        {
+            "": "requests, each reserves the longest",
+            "value": f"{r['max_length']:,}, {r['used']:.0%} of their slots used",
+        },
+        {"": "requests, paged", "value": f"{r['paged']:,}, {r['used_paged']:.0%} of their slots used"},
+    ]
+
+
+KV_PRESETS = (
+    ("Llama-2-7B", "A100 80GB", 4096, 500),
+    ("Llama-2-7B", "A100 80GB", 4096, 4096),
+    ("Llama-3-8B", "A100 80GB", 8192, 500),
+    ("Llama-3-8B", "RTX 4090", 8192, 500),
+)
+
+
+def kv_preset_rows() -> list[dict]:
+    """Four settings of the KV calculator, a line each."""
+    rows = []
+    for model, gpu, longest, length in KV_PRESETS:
+        r = kv_requests(model, gpu, longest, length)
+        rows.append(
+            {
+                "model": model,
+                "GPU": gpu,
+                "longest": f"{longest:,}",
+                "length": f"{length:,}",
+                "max-length": f"{r['max_length']:,}",
+                "paged": f"{r['paged']:,}",
+            }
+        )
+    return rows
+
+
+def kv_requests_widget() -> Panel:
+    """How many requests fit a GPU, if each reserves the longest, and in blocks?"""
+
+    def draw(model: str, gpu: str, longest: int, length: int, block_size: int) -> str:
+        params = dict(model=model, gpu=gpu, longest=longest, length=length, block_size=block_size)
+        gain = kv_requests(**params)["paged"] / kv_requests(**params)["max_length"]
+        note = f"<p>Paged holds <b class='minillm-readout'>{gain:.1f}</b> times as many.</p>"
+        return table(kv_requests_rows(**params)) + note
+
+    return Panel(
+        draw,
+        {
+            "model": ipywidgets.Dropdown(options=list(MODELS), value="Llama-2-7B", description="model"),
+            "gpu": ipywidgets.Dropdown(options=list(DEVICES), value="A100 80GB", description="GPU"),
+            "longest": ipywidgets.Dropdown(options=[1024, 2048, 4096, 8192], value=4096, description="longest"),
+            "length": ipywidgets.IntSlider(value=500, min=1, max=8192, description="length"),
+            "block_size": ipywidgets.Dropdown(options=[1, 16, 64, 256], value=16, description="block size"),
+        },
+    )

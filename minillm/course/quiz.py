@@ -595,3 +595,57 @@ def last_visible_key(row: int, n_q: int, n_k: int) -> int:
 def kernel_programs(heads: int, queries: int, block: int) -> int:
     """Programs in the grid of the forward kernel, for one request."""
     return heads * -(-queries // block)
+
+
+def paged_requests_that_fit(model: ModelConfig, dtype: str, tokens: int, block_size: int, memory: float) -> int:
+    """Requests of ``tokens`` tokens each whose blocks fit into ``memory`` bytes."""
+    blocks = int(memory // kv_bytes(model, dtype, block_size))
+    return blocks // -(-tokens // block_size)
+
+
+def cache_row(table: list[int], t: int, block_size: int) -> int:
+    """Row of the cache in which a sequence's row ``t`` stands."""
+    return table[t // block_size] * block_size + t % block_size
+
+
+def copies_of_samples(n: int, prompt_tokens: int, block_size: int) -> int:
+    """Blocks copied until each of n samples of a prompt has written a token: the last holder writes in place."""
+    return n - 1 if prompt_tokens % block_size else 0
+
+
+def mean_waste(block_size: int) -> float:
+    """Slots of a sequence's last block that hold nothing, mean over one block's life."""
+    return (block_size - 1) / 2
+
+
+def recompute_ms(model: ModelConfig, device: Device, dtype: str, tokens: int) -> float:
+    """Milliseconds to compute so many tokens' KV again in a pass of their own, by the roofline."""
+    return 1e3 * step_cost(model, [(tokens, tokens)], "flash", dtype).seconds(device)
+
+
+def swap_ms(model: ModelConfig, dtype: str, tokens: int, gb_per_second: float) -> float:
+    """Milliseconds to bring so many tokens' KV to host memory and back, by its bytes alone."""
+    return 2e3 * kv_bytes(model, dtype, tokens) / (gb_per_second * 1e9)
+
+
+def static_passes(lengths: list[int], seats: int) -> int:
+    """Passes of static batching, for requests that come together."""
+    return sum(max(lengths[start : start + seats]) for start in range(0, len(lengths), seats))
+
+
+def iteration_passes(lengths: list[int], seats: int) -> int:
+    """The same if whoever waits takes the seat that is free first."""
+    ends = [0] * seats
+    for length in lengths:
+        ends[ends.index(min(ends))] += length
+    return max(ends)
+
+
+def admitted_at_once(n_slots: int, max_tokens: int, max_bs: int) -> int:
+    """Requests that Orca's Algorithm 1 lets run together, if each reserves ``max_tokens`` slots."""
+    return min(max_bs, n_slots // max_tokens)
+
+
+def padded_rows(new: list[int]) -> int:
+    """Rows of a batch whose requests are padded to the longest."""
+    return len(new) * max(new)

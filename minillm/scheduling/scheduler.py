@@ -223,7 +223,7 @@ class Scheduler:
             budget -= self._count(request, new, batch)
 
     def _admit(self, request: Request, source: Request | None, rows: int, batch: ScheduledBatch) -> bool:
-        """Give a waiting request a seat and blocks; False, and nothing changed, if blocks are lacking."""
+        """Give a waiting request a seat and blocks, those of idle owners too; False if there are not enough."""
         request_id = request.request_id
         if source is not None:
             self.kv.fork(source.request_id, request_id, rows)

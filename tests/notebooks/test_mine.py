@@ -12,7 +12,7 @@ from minillm.bench import scoreboard as bench
 from minillm.cli import main
 from minillm.core import parts
 from minillm.core.config import LAST_BUILT
-from minillm.core.workloads import equal_batch
+from minillm.core.workloads import Fixed, Uniform, random_workload
 from minillm.course import mine
 from minillm.course.grader import ExerciseResult, Grade, exercise_id, is_exercise, read
 from tests.notebooks.toy_lab import cell_of, learner, solution, solved
@@ -90,7 +90,7 @@ def test_scoreboard_row_yours_and_the_command(solved_labs, monkeypatch, capsys):
     (row,) = [row for row in json.loads(capsys.readouterr().out) if row["part"] == "attention"]
     assert row["yours"].endswith("mine/01.py") and (folder / "01.py").exists() and row["exercise"] == "1.6"
 
-    monkeypatch.setattr(bench, "scoreboard", lambda vocab: equal_batch(3, (4, 9), 5, vocab, seed=0))
+    monkeypatch.setattr(bench, "scoreboard", lambda vocab: random_workload(3, (Uniform(4, 9), Fixed(5))))
     assert main(["bench", "--mine", "--chapters", "1", "--json"]) == 0
     ours, yours = json.loads(capsys.readouterr().out)["rows"]
     assert (ours["chapter"], yours["chapter"]) == (1, "yours")

@@ -1,0 +1,218 @@
+"""The batch timeline (chapters 03, 04 and 12): who ran in which pass, who waited, whose seat was held for nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from statistics import fmean
+
+import ipywidgets
+
+from minillm.core.config import EngineConfig
+from minillm.core.presets import DEVICES, MODELS
+from minillm.core.workloads import WorkloadRequest
+from minillm.course.widgets import Panel
+from minillm.scheduling.iteration import SkipJoinMLFQ
+from minillm.scheduling.scheduler import Scheduler
+from minillm.simulator.simulation import Simulation, simulate
+from minillm.simulator.timeline import Frame, timeline
+
+MAX_REQUESTS, MAX_LENGTH = 12, 64
+MARKS = {"prompt": "P", "output": "#", "idle": "-", "waiting": ".", "": " "}
+WORDS = {"prompt": "computes its prompt", "output": "runs", "idle": "ended, seat held", "waiting": "waits"}
+
+
+def _short_first(config, kv, *rest) -> Scheduler:
+    """Skip-join MLFQ whose first quantum is four tokens, so that a picture's worth of passes shows it."""
+    scheduler = Scheduler(config, kv, *rest)
+    scheduler.policy = SkipJoinMLFQ(quantum=4)
+    return scheduler
+
+
+# name -> (arguments of the config, how the scheduler is made)
+POLICIES = {
+    "static": ({"batching": "static"}, Scheduler),
+    "iteration": ({"batching": "iteration"}, Scheduler),
+    "iteration, MLFQ": ({"batching": "iteration", "scheduling_policy": "mlfq"}, _short_first),
+}
+
+
+@dataclass(frozen=True)
+class BatchRun:
+    """Some requests served, a pass taking one unit of time."""
+
+    lengths: list[int]  # output tokens of each request
+    seats: int
+    frames: list[Frame]
+    latencies: list[int]  # passes from arrival to the last token
+
+    @property
+    def passes(self) -> int:
+        return len(self.frames)
+
+    @property
+    def utilisation(self) -> float:
+        """Requests computed over seats, mean over passes."""
+        return sum(len(f.prompt) + len(f.output) for f in self.frames) / (self.seats * self.passes)
+
+    @property
+    def mean_over_max(self) -> float:
+        return fmean(self.lengths) / max(self.lengths)
+
+
+def batch_run(lengths: list[int], policy: str = "static", seats: int = 4, every: int = 0) -> BatchRun:
+    """Serve requests of these output lengths, one arriving ``every`` so many passes (0: all at once).
+
+    The real scheduler, in simulated time in which every pass takes as long as any other. ValueError for what can't be
+    drawn.
+    """
+    if not lengths:
+        raise ValueError("there are no lengths; give at least one")
+    if len(lengths) > MAX_REQUESTS:
+        raise ValueError(f"{len(lengths)} requests; at most {MAX_REQUESTS} can be drawn")
+    for length in lengths:
+        if not 1 <= length <= MAX_LENGTH:
+            raise ValueError(f"an output of {length} tokens; from 1 to {MAX_LENGTH} can be drawn")
+    switches, scheduler = POLICIES[policy]
+    # Blocks for all at once: what this timeline shows is seats.
+    blocks = MAX_REQUESTS * (MAX_LENGTH // 16 + 1)
+    config = EngineConfig.at_chapter(
+        3, max_num_seqs=seats, num_gpu_blocks_override=blocks, preemption_mode="swap", **switches
+    )
+    workload = [WorkloadRequest(float(i * every), [1], length) for i, length in enumerate(lengths)]
+    # One second for the host makes all passes alike; the model's share of microseconds is below what rounding sees.
+    simulation = simulate(workload, MODELS["tiny"], config, DEVICES["A100 80GB"], host_seconds=1.0, scheduler=scheduler)
+    return BatchRun(list(lengths), seats, timeline(simulation), [round(r.latency) for r in simulation.requests])
+
+
+def marks(frames: list[Frame], request_id: str) -> list[str]:
+    """What a request did in each pass: "prompt", "output", "idle", "waiting", or "" before and after."""
+    kinds = ("prompt", "output", "idle", "waiting")
+    return [next((kind for kind in kinds if request_id in getattr(frame, kind)), "") for frame in frames]
+
+
+def timeline_text(frames: list[Frame], names: list[str]) -> str:
+    """A line a request: P computes its prompt, # runs, - has ended and its seat is held, . waits."""
+    lines = ("".join(MARKS[kind] for kind in marks(frames, str(i))) for i in range(len(names)))
+    return "\n".join(f"{name:>6}  {line}".rstrip() for name, line in zip(names, lines, strict=True))
+
+
+def timeline_of(simulation: Simulation) -> str:
+    """The same of any simulation whose requests have one sample each."""
+    return timeline_text(timeline(simulation), [f"{i}: {r.output_len}" for i, r in enumerate(simulation.requests)])
+
+
+PRESETS = (
+    ("static, one batch", [4, 8, 16, 36], "static", 4, 0),
+    ("static, equal lengths", [16, 16, 16, 16], "static", 4, 0),
+    ("iteration, one batch", [4, 8, 16, 36], "iteration", 4, 0),
+    ("static, mixed queue", [2, 20, 2, 20, 2, 20, 2, 20], "static", 2, 0),
+    ("static, sorted queue", [2, 2, 2, 2, 20, 20, 20, 20], "static", 2, 0),
+    ("iteration, mixed queue", [2, 20, 2, 20, 2, 20, 2, 20], "iteration", 2, 0),
+    ("first come, long ones first", [24, 24, 2, 2, 2], "iteration", 2, 1),
+    ("MLFQ, long ones first", [24, 24, 2, 2, 2], "iteration, MLFQ", 2, 1),
+)
+
+
+def preset_rows() -> list[dict]:
+    """What the widget shows for some settings: the answers to its tasks."""
+    rows = []
+    for name, lengths, policy, seats, every in PRESETS:
+        run = batch_run(lengths, policy, seats, every)
+        rows.append(
+            {
+                "setting": name,
+                "passes": run.passes,
+                "seats at work": f"{run.utilisation:.0%}",
+                "mean/max": f"{run.mean_over_max:.0%}",
+                "latencies": " ".join(map(str, run.latencies)),
+            }
+        )
+    return rows
+
+
+_STYLE = """
+  .bt text { font: 12px system-ui, sans-serif; fill: var(--jp-content-font-color1, currentColor); }
+  .bt rect { stroke: var(--jp-content-font-color2, #7d8590); stroke-width: .7; }
+  .bt .output { fill: var(--jp-brand-color1, #2f81f7); } .bt .prompt { fill: var(--jp-warn-color1, #d9730d); }
+  .bt .idle { fill: url(#bt-hatch); } .bt .waiting { fill: none; stroke-dasharray: 2 3; }
+  .bt .hatch { stroke: var(--jp-content-font-color2, #7d8590); stroke-width: 2; }
+  .bt .mark { font-size: 10px; fill: #fff; }
+"""
+_HATCH = (
+    "<defs><pattern id='bt-hatch' width='5' height='5' patternUnits='userSpaceOnUse' "
+    "patternTransform='rotate(45)'><path class='hatch' d='M0,0 V5'/></pattern></defs>"
+)
+_LEFT, _WIDTH, _ROW = 56, 640, 20
+
+
+def timeline_svg(frames: list[Frame], names: list[str], by_time: bool = False) -> str:
+    """A row a request, a cell a pass; ``by_time``: cells are as wide as their passes are long."""
+    first, last = frames[0].start, frames[-1].start + frames[-1].seconds
+    cell = min(20.0, _WIDTH / len(frames))
+    if by_time:
+        scale = _WIDTH / (last - first)
+        places = [(_LEFT + (f.start - first) * scale, f.seconds * scale) for f in frames]
+    else:
+        places = [(_LEFT + i * cell, cell) for i in range(len(frames))]
+    height = _ROW * len(names) + 46
+    parts = [
+        f"<svg xmlns='http://www.w3.org/2000/svg' class='bt' viewBox='0 0 {_LEFT + _WIDTH + 10} {height}' role='img' "
+        f"aria-label='who ran in which of {len(frames)} passes' style='max-width:{_LEFT + _WIDTH + 10}px'>",
+        f"<style>{_STYLE}</style>{_HATCH}",
+    ]
+    for row, name in enumerate(names):
+        y = 4 + row * _ROW
+        parts.append(f"<text x='{_LEFT - 6}' y='{y + 13}' text-anchor='end'>{escape(name)}</text>")
+        for (x, width), kind in zip(places, marks(frames, str(row)), strict=True):
+            if kind:
+                parts.append(
+                    f"<rect class='{kind}' x='{x:.1f}' y='{y}' width='{max(width - 1, 0.5):.1f}' height='{_ROW - 4}'/>"
+                )
+            if kind == "prompt" and width >= 9:
+                parts.append(
+                    f"<text class='mark' x='{x + width / 2 - 0.5:.1f}' y='{y + 12}' text-anchor='middle'>P</text>"
+                )
+    y = height - 20
+    for i, (kind, words) in enumerate(WORDS.items()):
+        x = _LEFT + i * 150
+        parts.append(f"<rect class='{kind}' x='{x}' y='{y}' width='14' height='14'/>")
+        parts.append(f"<text x='{x + 20}' y='{y + 12}'>{words}</text>")
+    return "\n".join([*parts, "</svg>"])
+
+
+def whole_numbers(text: str) -> list[int]:
+    """ "4, 1, 8" -> [4, 1, 8]; ValueError names what is no whole number."""
+    found = []
+    for word in text.replace(",", " ").split():
+        try:
+            found.append(int(word))
+        except ValueError:
+            raise ValueError(f"{word!r} is no whole number") from None
+    return found
+
+
+def timeline_widget() -> Panel:
+    """Static batching uses mean/max of its seats; find what iteration-level batching leaves, and who pays for MLFQ."""
+
+    def draw(policy: str, lengths: str, seats: int, every: int) -> str:
+        run = batch_run(whole_numbers(lengths), policy, seats, every)
+        names = [f"{chr(65 + i)}: {length}" for i, length in enumerate(run.lengths)]
+        return (
+            timeline_svg(run.frames, names)
+            + f"<p>{run.passes} passes; seats at work <b class='minillm-readout'>{run.utilisation:.0%}</b>; "
+            + f"mean/max of all lengths {run.mean_over_max:.0%}; latency in passes, mean "
+            + f"{fmean(run.latencies):.1f}: {', '.join(map(str, run.latencies))}</p>"
+        )
+
+    return Panel(
+        draw,
+        {
+            "policy": ipywidgets.ToggleButtons(options=list(POLICIES), description="batching"),
+            "lengths": ipywidgets.Text(value="4, 8, 16, 36", description="output lengths", continuous_update=False),
+            "seats": ipywidgets.IntSlider(value=4, min=1, max=8, description="seats", continuous_update=False),
+            "every": ipywidgets.IntSlider(
+                value=0, min=0, max=8, description="passes between arrivals", continuous_update=False
+            ),
+        },
+    )
