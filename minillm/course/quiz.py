@@ -609,8 +609,11 @@ def cache_row(table: list[int], t: int, block_size: int) -> int:
 
 
 def copies_of_samples(n: int, prompt_tokens: int, block_size: int) -> int:
-    """Blocks copied until each of n samples of a prompt has written a token: the last holder writes in place."""
-    return n - 1 if prompt_tokens % block_size else 0
+    """Blocks copied until each of n samples of a prompt has written a token: the last holder writes in place.
+
+    The prompt's last token is computed again by each, so none is copied only where that token begins a block.
+    """
+    return n - 1 if (prompt_tokens - 1) % block_size else 0
 
 
 def mean_waste(block_size: int) -> float:

@@ -116,6 +116,42 @@ def never_spends_the_budget(pool, *limits):
     return _select(pool, *limits, spend=False)
 
 
+@mistake(**SELECT, check="plain", says="the requests themselves are returned. What is asked for is their names.")
+def returns_requests(pool, *limits):
+    names, n_rsrv = _select(pool, *limits)
+    return [req for name in names for req in pool if req.name == name], n_rsrv
+
+
+REFUSED = "n_rsrv has grown by the slots of one that was refused. Add them once it is chosen (lines 24 to 26)."
+
+
+def _reserves_first(pool, n_rsrv, max_bs, n_slots, budget, seats_first):
+    batch = []
+    for req in sorted(pool, key=lambda req: req.arrival):
+        if req.state == "RUNNING":
+            continue
+        if seats_first and len(batch) == max_bs:
+            break
+        first = req.state == "INITIATION"
+        n_rsrv += req.max_tokens if first else 0
+        tokens = req.prompt if first else 1
+        if len(batch) == max_bs or n_rsrv > n_slots or tokens > budget:
+            break
+        batch.append(req.name)
+        budget -= tokens
+    return batch, n_rsrv
+
+
+@mistake(**SELECT, check="plain", says=REFUSED)
+def reserves_for_the_refused(pool, *limits):
+    return _reserves_first(pool, *limits, seats_first=True)
+
+
+@mistake(**SELECT, check="plain", says=REFUSED)
+def reserves_before_it_counts_seats(pool, *limits):
+    return _reserves_first(pool, *limits, seats_first=False)
+
+
 @mistake(
     **SELECT, check="edges", says="one that does not fit is passed over, and a later one overtakes it. Stop there."
 )
@@ -126,6 +162,15 @@ def goes_on_behind_it(pool, *limits):
 @mistake(**SELECT, check="edges", says="one that is RUNNING was chosen. It waits for its newest token (line 19).")
 def takes_the_running(pool, *limits):
     return _select(pool, *limits, running=True)
+
+
+@mistake(
+    **SELECT, check="edges", says="the loop ends at one that is RUNNING. It wants nothing now: pass over it (line 19)."
+)
+def stops_at_the_running(pool, *limits):
+    queue = sorted(pool, key=lambda req: req.arrival)
+    upto = next((i for i, req in enumerate(queue) if req.state == "RUNNING"), len(queue))
+    return _select(queue[:upto], *limits)
 
 
 @mistake(**SELECT, check="edges", says="an exact fit is refused: n_slots may be reached, but not exceeded (line 25).")
@@ -228,10 +273,22 @@ def ids_from_the_end(requests, size):
     return _flatten(requests, size, token=lambda r, i: r["tokens"][len(r["tokens"]) - r["new"] + i])
 
 
+@mistake(
+    **FLATTEN,
+    check="edges",
+    says="`new` was ignored: all tokens up to the last are taken. A pass computes `new` of them.",
+)
+def ignores_new(requests, size):
+    return _flatten([r | {"new": len(r["tokens"]) - r["computed"]} for r in requests], size)
+
+
 # -- 3.4 --------------------------------------------------------------------------------------------------------------
 
 
-def _violation(trace, arrivals, lengths, order=None, ended=True, ties=False, equal=False, at_end=False, ran_only=False):
+def _violation(
+    trace, arrivals, lengths, order=None, ended=True, ties=False, equal=False, at_end=False, ran_only=False,
+    pairs=None,
+):  # fmt: skip
     names = sorted(arrivals, key=order or arrivals.get)
     runs = dict.fromkeys(names, 0)
     for n, ran in enumerate(trace):
@@ -239,8 +296,8 @@ def _violation(trace, arrivals, lengths, order=None, ended=True, ties=False, equ
             runs[name] += 1
         if at_end and n + 1 < len(trace):
             continue
-        for i, earlier in enumerate(names):
-            for j, later in enumerate(names):
+        for i, earlier in enumerate(pairs or names):
+            for j, later in enumerate(pairs or names):
                 after = j > i if ties or order else arrivals[later] > arrivals[earlier]
                 more = runs[later] >= runs[earlier] if equal else runs[later] > runs[earlier]
                 if ran_only and not runs[earlier]:
@@ -248,6 +305,11 @@ def _violation(trace, arrivals, lengths, order=None, ended=True, ties=False, equ
                 if after and more and (not ended or runs[earlier] < lengths[earlier]):
                     return n, earlier, later
     return None
+
+
+@mistake(**UNFAIR, check="edges", says="the two came at the same time: neither was the earlier one.")
+def breaks_ties(trace, arrivals, lengths):
+    return _violation(trace, arrivals, lengths, ties=True)
 
 
 @mistake(**UNFAIR, check="plain", says="as many passes as a later one is fair. Only fewer is not.")
@@ -272,14 +334,18 @@ def forgets_who_never_ran(trace, arrivals, lengths):
     return _violation(trace, arrivals, lengths, ran_only=True)
 
 
+@mistake(
+    **UNFAIR,
+    check="plain",
+    says="it is a pair, but not the first: of those wronged take the earliest arrival, not the first name you come to.",
+)
+def order_of_the_dict(trace, arrivals, lengths):
+    return _violation(trace, arrivals, lengths, pairs=list(arrivals))
+
+
 @mistake(**UNFAIR, check="edges", says="the earlier one has ended and wants nothing more. That wrongs nobody.")
 def forgets_that_it_ended(trace, arrivals, lengths):
     return _violation(trace, arrivals, lengths, ended=False)
-
-
-@mistake(**UNFAIR, check="edges", says="the two came at the same time: neither was the earlier one.")
-def breaks_ties(trace, arrivals, lengths):
-    return _violation(trace, arrivals, lengths, ties=True)
 
 
 # -- 3.5 --------------------------------------------------------------------------------------------------------------

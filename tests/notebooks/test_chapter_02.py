@@ -4,7 +4,8 @@ import pytest
 
 from minillm.core.cost import kv_bytes_per_token
 from minillm.core.presets import MODELS
-from minillm.course import block_table, calculators
+from minillm.core.sampling_params import SamplingParams
+from minillm.course import block_table, calculators, quiz
 from minillm.course.block_table import block_table_widget, pool_svg, preset_rows, replay
 
 
@@ -146,3 +147,14 @@ def test_names_of_sequences_run_out_with_a_sentence():
     for _ in block_table.NAMES:
         buttons["Fork"].click()
     assert "Not possible" in widget.view.value and "name of its own" in widget.view.value
+
+
+@pytest.mark.parametrize("length", [40, 95, 96, 97, 98])
+def test_copies_of_samples_are_the_engines(engine_factory, length):
+    prompt = {"prompt_token_ids": [1 + i % 100 for i in range(length)]}
+    params = SamplingParams(n=3, seed=0, max_tokens=2, ignore_eos=True)
+    engine = engine_factory(chapter=2, dtype="float32", max_model_len=128)
+    engine.add_request("a", prompt, params)
+    while engine.has_unfinished_requests():
+        engine.step()
+    assert engine.metrics.blocks_copied == quiz.copies_of_samples(3, length, 16)
