@@ -5,6 +5,7 @@ import random
 import pytest
 
 from minillm.core.request import RequestStatus
+from minillm.scheduling.policies import Policy
 from tests.scheduling.fakes import Loop, expected, make_scheduler, request
 
 PAGED = dict(block_size=4, batching="iteration", eos=())
@@ -266,11 +267,25 @@ def test_tokens_depend_on_nothing_but_the_request(seed, host_blocks, policy, dep
 
 
 def test_who_is_in_the_pass_already_does_not_give_way_in_it():
-    """A rank that falls with the tokens just scheduled must not make its request the one to preempt."""
-    scheduler = make_scheduler(blocks=4, max_model_len=16, scheduling_policy="mlfq", **PAGED)
-    scheduler.policy.quantum = 4
+    """A rank that falls with the tokens just scheduled, as MLFQ's may, must not make its request the one to preempt."""
+
+    class Falling(Policy):
+        served = False
+
+        def rank(self, request):
+            return (2 if self.served else 0) if request.request_id == "a" else 1
+
+        def scheduled(self, request, tokens):
+            self.served = self.served or request.request_id == "a"
+
+        def between_passes(self, waiting):
+            self.served = False
+            return False
+
+    scheduler = make_scheduler(blocks=3, max_model_len=12, **PAGED)
+    scheduler.policy = Falling()
     loop = Loop(scheduler)
-    requests = [request(name, 4, max_tokens=10, ignore_eos=True) for name in "ab"]
+    requests = [request(name, 4, max_tokens=8, ignore_eos=True) for name in "ab"]
     loop.run(*requests)
-    assert any(p.preempted for p in loop.passes)
-    assert_right(*requests, capacity=16)
+    assert [p.preempted for p in loop.passes[:2]] == [[], ["b"]]
+    assert_right(*requests, capacity=12)
