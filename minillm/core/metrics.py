@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from minillm.core.batch import ScheduledBatch
+
 
 @dataclass
 class EngineMetrics:
@@ -30,6 +32,12 @@ class EngineMetrics:
         # >= so that of passes with equal reservations the fullest, usually the last, is the one reported.
         if (reserved, used) >= (self.kv_slots_reserved, self.kv_slots_used):
             self.kv_slots_reserved, self.kv_slots_used = reserved, used
+
+    def record_moves(self, batch: ScheduledBatch) -> None:
+        """Count who gave way before a pass, and the blocks that move before it."""
+        self.preemptions += len(batch.preempted_ids)
+        self.blocks_copied += len(batch.block_copies)
+        self.blocks_swapped += len(batch.swaps_out) + len(batch.swaps_in)
 
     def reset(self) -> None:
         self.__init__()

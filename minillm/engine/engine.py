@@ -249,9 +249,7 @@ class Engine:
         cost = step_cost(self.model_config, lengths, self.config.attention_backend, self.config.dtype)
         used = self.kv.num_used_rows({i: requests[i].num_computed_tokens for i in self.kv.owners})
         self.metrics.record_pass(batch.num_tokens, self.kv.num_reserved_rows, used, cost.hbm_bytes)
-        self.metrics.preemptions += len(batch.preempted_ids)
-        self.metrics.blocks_copied += len(batch.block_copies)
-        self.metrics.blocks_swapped += len(batch.swaps_out) + len(batch.swaps_in)
+        self.metrics.record_moves(batch)
 
     def _drop(self, internal_id: str) -> None:
         """Abort the prompt that a request belongs to, if it has not gone yet."""

@@ -149,11 +149,7 @@ def flash_attention(
     Returns o [T, Hq, D] in q's dtype and logsumexp float32 [T, Hq].
     """
     _check(q, k, v, causal, window)
-    if q.dtype not in (torch.float32, torch.float16, torch.bfloat16) or q.shape[2] > MAX_HEAD_DIM:
-        raise ValueError(
-            f"the kernel takes float32, float16 or bfloat16 and a head dim to {MAX_HEAD_DIM}, "
-            f"not {q.dtype} and {q.shape[2]}; flash_attention_torch takes any"
-        )
+    _check_kernel(q, "flash_attention_torch")
     tokens, heads, head_dim = q.shape
     tile_m, tile_n, num_warps, num_stages = launch_settings(q.dtype, head_dim)
     block_m, block_n = block_m or tile_m, block_n or tile_n
@@ -219,6 +215,14 @@ def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None) ->
         raise ValueError(f"q, k and v must be of one dtype, not {q.dtype}, {k.dtype} and {v.dtype}")
     if window is not None and (window < 1 or not causal):
         raise ValueError(f"a window is of causal attention and at least 1: not {window} with causal={causal}")
+
+
+def _check_kernel(q: Tensor, twin: str) -> None:
+    if q.dtype not in (torch.float32, torch.float16, torch.bfloat16) or q.shape[2] > MAX_HEAD_DIM:
+        raise ValueError(
+            f"the kernel takes float32, float16 or bfloat16 and a head dim to {MAX_HEAD_DIM}, "
+            f"not {q.dtype} and {q.shape[2]}; {twin} takes any"
+        )
 
 
 def _tile(q: Tensor, k: Tensor, v: Tensor, limits: Tensor, window: int | None, block_n: int) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from minillm.kernels import HAS_TRITON
 from minillm.kernels.ahead_of_time import CompileCase
-from minillm.kernels.flash_attention import MAX_HEAD_DIM, _check, flash_attention_torch
+from minillm.kernels.flash_attention import _check, _check_kernel, flash_attention_torch
 from minillm.kernels.flash_attention import launch_settings as prompt_settings
 
 if HAS_TRITON:
@@ -134,11 +134,7 @@ def paged_attention(
     Returns o [T, Hq, D] in q's dtype and logsumexp float32 [T, Hq].
     """
     _check(q, k_cache, v_cache, True, window)
-    if q.dtype not in (torch.float32, torch.float16, torch.bfloat16) or q.shape[2] > MAX_HEAD_DIM:
-        raise ValueError(
-            f"the kernel takes float32, float16 or bfloat16 and a head dim to {MAX_HEAD_DIM}, "
-            f"not {q.dtype} and {q.shape[2]}; paged_attention_torch takes any"
-        )
+    _check_kernel(q, "paged_attention_torch")
     (tokens, heads, head_dim), kv_heads = q.shape, k_cache.shape[1]
     rows = max_query_len * (heads // kv_heads)
     tile_m, tile_n, num_warps, num_stages = launch_settings(q.dtype, head_dim, rows)

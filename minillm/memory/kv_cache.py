@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,9 +49,7 @@ class KVCache:
                     size = num_rows * dtype.itemsize * torch.Size(shape).numel()
                     plan.append((layer, name, shape, dtype, offset, size))
                     offset += -(-size // _ALIGN) * _ALIGN
-        # Zeros, since attention may multiply a masked row by a weight of 0, and 0 · NaN is NaN. On a CPU the pages
-        # are only taken when first written.
-        self.arena = torch.zeros(offset, dtype=torch.uint8, device=device)
+        self.arena = _zeros(offset, torch.device(device))
         views: dict[int, dict[str, Tensor]] = {}
         for layer, name, shape, dtype, start, size in plan:
             rows = self.arena[start : start + size].view(dtype).view(num_rows, *shape)
@@ -93,3 +92,13 @@ class KVCache:
     def _rows_of(self, blocks: list[int]) -> Tensor:
         first = torch.tensor([self.geometry.first_row(block) for block in blocks], dtype=torch.int64)
         return (first[:, None] + torch.arange(self.geometry.block_size)).flatten().to(self.arena.device)
+
+
+def _zeros(num_bytes: int, device: torch.device) -> Tensor:
+    """Zeros, since attention may multiply a masked row by a weight of 0, and 0 · NaN is NaN."""
+    if device.type != "cpu":
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    # NumPy asks the system for zeroed memory, whose pages are only taken when first written; torch writes it all.
+    memory = np.zeros(num_bytes + _ALIGN, dtype=np.uint8)
+    start = -memory.ctypes.data % _ALIGN
+    return torch.from_numpy(memory[start : start + num_bytes])

@@ -53,8 +53,7 @@ class ReservedKV(KVManager):
             raise ValueError(f"blocks of {geometry.block_size} rows; a run of rows is made of blocks of one, one group")
         if allocator not in ALLOCATORS:
             raise ValueError(f"allocator is {allocator!r}; it must be one of {', '.join(map(repr, ALLOCATORS))}")
-        super().__init__(geometry, max_model_len)
-        self.pool = RowArena(geometry.num_usable_blocks)
+        super().__init__(geometry, max_model_len, block_pool=RowArena)
         self.reservations, self.allocator = reservations, allocator
 
     @property

@@ -315,9 +315,7 @@ class _Run:
         )
         rows = self._kv_rows()
         self.metrics.record_pass(batch.num_tokens, self.kv.num_reserved_rows, rows.tokens, cost.hbm_bytes)
-        self.metrics.preemptions += len(batch.preempted_ids)
-        self.metrics.blocks_copied += len(batch.block_copies)
-        self.metrics.blocks_swapped += swapped
+        self.metrics.record_moves(batch)
         self.passes.append(
             PassRecord(
                 step=batch.step,

@@ -1,5 +1,6 @@
 import itertools
 
+import psutil
 import pytest
 import torch
 
@@ -149,3 +150,15 @@ def test_the_null_block_is_nobodys(cache, specs):
     for group in range(len(cache.geometry.groups)):
         for rows in cache.read_blocks(group, [1, 2, 3]):
             assert not rows.any()
+
+
+def test_memory_on_a_cpu_is_taken_when_it_is_written():
+    process = psutil.Process()
+    before = process.memory_info().rss
+    cache = KVCache(
+        KVGeometry(group_layers(SPECS["one group"]), block_size=16, num_usable_blocks=1 << 14, null_rows=16)
+    )
+    size = cache.arena.numel()
+    assert size > 1 << 27 and process.memory_info().rss - before < size // 4
+    cache.arena.fill_(1)
+    assert process.memory_info().rss - before > size // 2, "the measure itself sees what is written"
