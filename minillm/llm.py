@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 
 from minillm.core.config import EngineConfig
 from minillm.core.metrics import EngineMetrics
+from minillm.core.model_config import ModelConfig
 from minillm.core.outputs import RequestOutput
 from minillm.core.parts import my_parts
 from minillm.core.sampling_params import SamplingParams
@@ -18,6 +20,7 @@ from minillm.models.loader import load_model
 from minillm.models.tokenizer import Tokenizer
 
 Prompt = str | dict
+SMALL = 20_000_000  # parameters of a model whose layers do less than what calling them takes
 
 
 class LLM:
@@ -50,7 +53,10 @@ class LLM:
         device = config.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        weights = load_model(folder, None if config.dtype == "auto" else config.dtype, device)
+        if config.kernel_backend == "auto" and device == "cpu" and _is_small(folder):
+            config = config.override(kernel_backend="torch")  # not worth the compiler's ten seconds
+        dtype = None if config.dtype == "auto" else config.dtype
+        weights = load_model(folder, dtype, device, config.kernel_backend)
         self.engine = Engine(weights, config, Tokenizer(folder), **parts)
         self._ids = map(str, itertools.count())
         self._inbox: dict[str, list[RequestOutput]] = {}  # of prompts that a caller here waits for
@@ -193,6 +199,10 @@ class LLM:
             self._inbox.pop(i, None)
             if self.engine.alive:
                 self.engine.abort(i)
+
+
+def _is_small(folder: Path) -> bool:
+    return ModelConfig.from_folder(folder).num_parameters < SMALL
 
 
 def _chosen(parts: str | dict[str, Callable] | None, **single: Callable | None) -> dict[str, Callable]:

@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from minillm.bench.machine import version
+from minillm.kernels import cpp
 from minillm.models.fetch import resolve
 from minillm.models.layers.linear import packing_available
 
@@ -44,6 +45,7 @@ def examine() -> list[Finding]:
         kernels = "kernels are compiled for the GPU"
     else:
         kernels = "kernels run in Triton's interpreter: right results, thousands of times slower"
+    operators, usable = cpp.state()
     free = psutil.virtual_memory()
     packages = all(version(name) for name in ("pytest", "nbval", "hypothesis"))
     findings = [
@@ -58,6 +60,12 @@ def examine() -> list[Finding]:
             "works" if packing_available() else "not here",
             packing_available(),
             "bfloat16 on a CPU is about 1.3 times faster with it",
+        ),
+        Finding(
+            "C++ operators",
+            operators,
+            usable,
+            "bfloat16 on a CPU is about 1.4 times faster with them; nothing else needs a compiler",
         ),
         Finding(
             "cores, memory",

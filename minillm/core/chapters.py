@@ -45,6 +45,7 @@ def is_there(chapter: int) -> bool:
 
 
 def files_of(chapter: int) -> list[str]:
-    """All Python files of the package as it stands after a chapter, in order."""
-    files = sorted(str(path.relative_to(PACKAGE).as_posix()) for path in PACKAGE.rglob("*.py"))
+    """All files of Python or C++ of the package as it stands after a chapter, in order."""
+    paths = [path for kind in ("*.py", "*.cpp") for path in PACKAGE.rglob(kind)]
+    files = sorted(str(path.relative_to(PACKAGE).as_posix()) for path in paths)
     return [file for file in files if introduced_in(file) <= chapter]

@@ -26,7 +26,7 @@ CHOICES = {
     "batching": ("static", "iteration"),
     "scheduling_policy": ("fcfs", "priority", "mlfq"),
     "preemption_mode": ("recompute", "swap"),
-    "kernel_backend": ("auto", "torch", "triton"),
+    "kernel_backend": ("auto", "torch", "triton", "cpp"),
     "dtype": ("auto", "float32", "float64", "float16", "bfloat16"),
 }
 CONTIGUOUS_MAX_MODEL_LEN = 2048
@@ -45,6 +45,9 @@ class EngineConfig:
     kv_cache_memory_bytes    size of the KV cache; None: on a CPU the smaller of 1 GiB and a quarter of free memory
     num_gpu_blocks_override  blocks instead of bytes; for contiguous KV, requests
     gpu_memory_utilization   on a GPU, the share of its memory that weights and KV cache may take together
+    kernel_backend           "auto": Triton on a GPU; in bfloat16 on a CPU the C++ operators, if they can be built and
+                             the model is not tiny; else torch. "triton", "cpp": by all means, or ValueError; "torch":
+                             never anything else
     scheduling_policy        who runs first: "fcfs", by arrival; "priority", the smaller number; "mlfq", skip-join MLFQ
     preemption_mode          what becomes of the KV of a request that must give way: computed again, or kept in host
                              memory of swap_space GiB while that has room

@@ -14,6 +14,7 @@ from minillm.compute.sampling.sampler import Sampler, top_logprobs
 from minillm.core.batch import KnownRequest, ModelOutput, NewRequest, ScheduledBatch
 from minillm.core.config import EngineConfig
 from minillm.kernels import use_triton
+from minillm.kernels.cpp import use_cpp
 from minillm.memory.kv_cache import KVCache
 from minillm.memory.kv_manager import KVGeometry, plan_host_blocks
 
@@ -34,7 +35,9 @@ def attention_backend(config: EngineConfig, device: torch.device) -> AttentionBa
 
 
 def kv_write(config: EngineConfig, device: torch.device) -> Callable | None:
-    """The kernel that stores new rows in paged KV, where Triton serves; None: torch's way."""
+    """The kernel that stores new rows: in C++, or for paged KV in Triton, where they serve; None: torch's way."""
+    if use_cpp(config.kernel_backend, config.dtype, device):
+        return torch.ops.minillm.kv_write
     if config.kv_layout != "paged" or not use_triton(config.kernel_backend, device):
         return None
     from minillm.kernels.kv_write import kv_write

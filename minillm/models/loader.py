@@ -20,11 +20,14 @@ from minillm.models.registry import model_class
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def load_model(folder: str | Path, dtype: str | None = None, device: str = "cpu") -> nn.Module:
+def load_model(
+    folder: str | Path, dtype: str | None = None, device: str = "cpu", kernel_backend: str = "torch"
+) -> nn.Module:
     """Build the model that ``folder``'s config.json describes and fill it. ``dtype`` None: the checkpoint's own.
 
-    Raises CheckpointError, naming file and field or tensor, for whatever is missing, left over or of a wrong shape,
-    and ValueError for an unknown ``dtype``.
+    ``kernel_backend`` as in EngineConfig: only "auto" and "cpp" differ from "torch", in bfloat16 on a CPU. Raises
+    CheckpointError, naming file and field or tensor, for whatever is missing, left over or of a wrong shape, and
+    ValueError for an unknown ``dtype`` or a ``kernel_backend`` that can't be had.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -33,7 +36,7 @@ def load_model(folder: str | Path, dtype: str | None = None, device: str = "cpu"
     dtype = dtype or config.dtype
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}; known are {', '.join(DTYPES)}")
-    model = model_class(config.architecture)(config, DTYPES[dtype], device)
+    model = model_class(config.architecture)(config, DTYPES[dtype], device, kernel_backend)
     fill(model, tensors(folder))
     model.process_after_loading()
     return model

@@ -3,10 +3,14 @@
 Off a GPU the cost of paging is a copy. It is made a few requests at a time, so that what is gathered is read again
 while a processor still has it in its cache. So a step falls into *groups*, rectangles of requests with equally many
 queries and nearly equally many keys; a prompt falls into stretches of queries, each as good as a request of its own.
+
+In bfloat16 on a CPU an operator in C++ serves requests of few queries, decodes above all: it reads K and V where they
+lie. Of many queries the copy is worth its while, since matrix units are fed from it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +19,12 @@ from torch import Tensor
 
 from minillm.compute.attention.base import AttentionBackend, AttentionMetadata, LayerKV
 from minillm.kernels import use_triton
+from minillm.kernels.cpp import takes_head_dim, use_cpp
 from minillm.kernels.paged_attention import paged_attention, paged_attention_torch
 
 GROUP_BYTES = 8 << 20  # K and V that a group gathers: well inside a last-level cache, and few calls a layer
 GROUP_PADDING = 256  # keys that a group may compute in vain: about what the calls of one more group cost
+FEW_QUERIES = 8  # of a request that the C++ operator serves; beyond about so many, matrix units are faster
 STRETCH = 256  # queries of a stretch, which reads only the keys up to its own end
 
 
@@ -52,11 +58,15 @@ class PagedAttention(AttentionBackend):
     def __init__(self, config=None, device: torch.device | str = "cpu"):
         super().__init__(config, device)
         self.use_triton = config is not None and use_triton(config.kernel_backend, torch.device(device))
+        self.use_cpp = config is not None and use_cpp(config.kernel_backend, config.dtype, device)
         self.workspace: dict[str, Tensor] = {}  # one for all layers: fresh memory would cost more than the copy
 
     def plan(self, metadata: AttentionMetadata) -> None:
         super().plan(metadata)
-        self.seq_lens = torch.tensor(metadata.seq_lens, dtype=torch.int32, device=metadata.query_start_loc.device)
+        device = metadata.query_start_loc.device
+        self.seq_lens = torch.tensor(metadata.seq_lens, dtype=torch.int32, device=device)
+        few = [r for r, new in enumerate(metadata.query_lens) if new <= FEW_QUERIES] if self.use_cpp else []
+        self.few = torch.tensor(few, dtype=torch.int32, device=device)  # the requests that C++ serves
         self.groups: dict[tuple, list[Group]] = {}  # made when the first layer asks, whose window and sizes they suit
 
     def forward(
@@ -68,10 +78,14 @@ class PagedAttention(AttentionBackend):
             where = meta.query_start_loc, self.seq_lens, meta.block_table, meta.block_size, max(meta.query_lens)
             o, lse = kernel(q, kv.k, kv.v, *where, scale, window)
             return o, lse if return_lse else None
+        few = self.few if takes_head_dim(q.shape[2]) else self.few[:0]
         kind = window, kv.k.dtype, kv.k.shape, kv.v.shape
         if kind not in self.groups:
-            self.groups[kind] = [self._group(together, kv, window) for together in self._together(kv)]
+            self.groups[kind] = [self._group(together, kv, window) for together in self._together(kv, few.tolist())]
         o = torch.zeros_like(q)  # a query that sees no key is in no group
+        if len(few):
+            where = few, meta.query_start_loc, self.seq_lens, meta.block_table, meta.block_size
+            torch.ops.minillm.paged_attention(q, kv.k, kv.v, o, *where, scale, window)
         k_blocks, v_blocks = (rows.view(-1, meta.block_size * rows[0].numel()) for rows in (kv.k, kv.v))
         for group in self.groups[kind]:
             for blocks, room in ((k_blocks, group.k_room), (v_blocks, group.v_room)):
@@ -81,12 +95,15 @@ class PagedAttention(AttentionBackend):
             o[group.tokens] = attend_group(q[group.tokens], group.k, group.v, group.mask, scale)
         return o, None
 
-    def _together(self, kv: LayerKV) -> list[list[Stretch]]:
-        """The step's queries in stretches, and those of one group together: alike, and not too many keys in all."""
+    def _together(self, kv: LayerKV, served: Collection[int] = ()) -> list[list[Stretch]]:
+        """The step's queries in stretches, and those of one group together: alike, and not too many keys in all.
+
+        ``served``: requests that belong to no group.
+        """
         stretches, end = [], 0
         for request, (new, rows) in enumerate(zip(self.metadata.query_lens, self.metadata.seq_lens, strict=True)):
             begin, end = end, end + new
-            for i in range(max(0, new - rows), new, STRETCH):
+            for i in range(max(0, new - rows), new if request not in served else 0, STRETCH):
                 n = min(STRETCH, new - i)
                 stretches.append(Stretch(request, begin + i, n, rows - new + i + n))
         most_keys = GROUP_BYTES // (kv.k[0].nbytes + kv.v[0].nbytes)

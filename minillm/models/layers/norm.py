@@ -8,13 +8,18 @@ from torch import Tensor, nn
 
 
 class RMSNorm(nn.Module):
-    """y = x / sqrt(mean(x²) + eps) · weight over the last dimension; the statistic in at least float32."""
+    """y = x / sqrt(mean(x²) + eps) · weight over the last dimension; the statistic in at least float32.
 
-    def __init__(self, size: int, eps: float, *, dtype, device):
+    ``cpp``: in C++, where no gradient is wanted.
+    """
+
+    def __init__(self, size: int, eps: float, *, dtype, device, cpp: bool = False):
         super().__init__()
-        self.eps = eps
+        self.eps, self.cpp = eps, cpp
         self.weight = nn.Parameter(torch.ones(size, dtype=dtype, device=device), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.cpp and not torch.is_grad_enabled():
+            return torch.ops.minillm.rms_norm(x, self.weight, self.eps)
         # F.rms_norm raises float16 and bfloat16 to float32 inside and leaves float64 alone.
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)

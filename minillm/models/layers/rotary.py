@@ -76,7 +76,12 @@ class RotaryEmbedding(nn.Module):
         return cos[:, None].to(dtype), sin[:, None].to(dtype)
 
 
-def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, heads, d] rotated by the tables of its positions; computed in the tables' dtype, returned in x's."""
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, cpp: bool = False) -> Tensor:
+    """x [T, heads, d] rotated by the tables of its positions; computed in the tables' dtype, returned in x's.
+
+    ``cpp``: in C++, where no gradient is wanted.
+    """
+    if cpp and not torch.is_grad_enabled():
+        return torch.ops.minillm.rotary(x, cos, sin)
     wide = x.to(cos.dtype)
     return torch.addcmul(wide * cos, wide.roll(x.shape[-1] // 2, -1), sin).to(x.dtype)
