@@ -10,8 +10,8 @@ SEQUENCES = {  # words after the prompt, block table
     "A": (["stormy", "night"], [5, 2]),
     "B": (["cold"], [5, 7]),
 }
-POOL = [1, 2, 3, 5, 7, 8]  # blocks drawn
-POOL_X, POOL_Y, POOL_STEP = 640, 64, 58
+POOL = range(1, 9)
+POOL_X, POOL_Y, POOL_STEP = 640, 60, 44
 
 
 def draw() -> str:
@@ -32,11 +32,12 @@ def draw() -> str:
                 kind = "absent" if t >= len(words) else "lit" if t < len(PROMPT) else "box"
                 parts.append(rect(24 + slot * CELL, y, CELL, 34, kind))
                 if t < len(words):
-                    parts.append(text(24 + slot * CELL + CELL / 2, y + 22, words[t], "small"))
+                    parts.append(text(24 + slot * CELL + CELL / 2, y + 22, words[t], "word"))
             parts.append(arrow(f"M{24 + SIZE * CELL + 6},{y + 17} H{368}", "line"))
             parts += [rect(374, y, 52, 34, "box"), text(400, y + 22, str(block), "mono")]
-            kind = "heavy" if block == 5 else "flow"
-            parts.append(arrow(f"M430,{y + 17} C520,{y + 17} 520,{centre[block]} {POOL_X - 36},{centre[block]}", kind))
+            kind, width = ("heavy", 4) if block == 5 else ("flow", None)
+            path = f"M430,{y + 17} C520,{y + 17} 520,{centre[block]} {POOL_X - 36},{centre[block]}"
+            parts.append(arrow(path, kind, width))
             for slot in range(SIZE):
                 t = i * SIZE + slot
                 if t < len(words):
@@ -49,7 +50,7 @@ def draw() -> str:
             kind = "lit" if of_prompt else "box" if word else "absent"
             parts.append(rect(POOL_X + slot * CELL, y, CELL, 34, kind))
             if word:
-                parts.append(text(POOL_X + slot * CELL + CELL / 2, y + 22, word, "small"))
+                parts.append(text(POOL_X + slot * CELL + CELL / 2, y + 22, word, "word"))
         holders = sum(block in table for _, table in SEQUENCES.values())
         words = f"×{holders}" if holders else "free"
         parts.append(text(POOL_X + SIZE * CELL + 14, y + 22, words, "strong" if holders > 1 else "small", "start"))

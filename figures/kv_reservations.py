@@ -14,7 +14,7 @@ def run(start: int, count: int, kind: str, y: int) -> str:
 
 
 def draw() -> str:
-    parts = [text(LEFT, 34, "Reserved ahead: 24 slots a request, by a buddy allocator 32", "strong", "start")]
+    parts = [text(LEFT, 34, "Reserved ahead: 24 slots wanted, 32 given by a buddy allocator", "strong", "start")]
     y = 52
     for i, (name, (tokens, end)) in enumerate(REQUESTS.items()):
         start = i * SPAN

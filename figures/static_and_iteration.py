@@ -47,7 +47,7 @@ def draw() -> str:
     work = sum(LENGTHS.values())
 
     def verdict(rows) -> str:
-        return f"{len(rows[0])} passes, {work} of {2 * len(rows[0])} cells compute a token"
+        return f"{len(rows[0])} passes, {work} of {2 * len(rows[0])} seats at work"
 
     title = (
         "Requests A to E with 2, 6, 1, 4 and 3 tokens on two seats. By request: A's seat is held for four passes until "
@@ -56,11 +56,11 @@ def draw() -> str:
     parts = [
         *panel(28, "by request: nobody joins until all have ended", static, verdict(static)),
         *panel(158, "by iteration: whoever waits takes a seat before the next pass", iteration, verdict(iteration)),
-        rect(560, 50, 20, 24, "lit"), text(590, 67, "computes a token", "small", "start"),
-        rect(560, 84, 20, 24, "done"), text(590, 101, "has ended, seat held", "small", "start"),
-        rect(560, 118, 20, 24, "absent"), text(590, 135, "free, nobody waits", "small", "start"),
+        rect(16, 278, 20, 24, "lit"), text(44, 295, "at work", "small", "start"),
+        rect(116, 278, 20, 24, "done"), text(144, 295, "ended, seat held", "small", "start"),
+        rect(264, 278, 20, 24, "absent"), text(292, 295, "free, nobody waits", "small", "start"),
     ]  # fmt: skip
-    return svg(740, 276, title, parts)
+    return svg(520, 318, title, parts)
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def preset_rows() -> list[dict]:
                 "setting": name,
                 "passes": run.passes,
                 "seats at work": f"{run.utilisation:.0%}",
-                "mean/max": f"{run.mean_over_max:.0%}",
+                "mean/max of all": f"{run.mean_over_max:.0%}",
                 "latencies": " ".join(map(str, run.latencies)),
             }
         )
@@ -135,7 +135,8 @@ _STYLE = """
   .bt text { font: 12px system-ui, sans-serif; fill: var(--jp-content-font-color1, currentColor); }
   .bt rect { stroke: var(--jp-content-font-color2, #7d8590); stroke-width: .7; }
   .bt .output { fill: var(--jp-brand-color1, #2f81f7); } .bt .prompt { fill: var(--jp-warn-color1, #d9730d); }
-  .bt .idle { fill: url(#bt-hatch); } .bt .waiting { fill: none; stroke-dasharray: 2 3; }
+  .bt .idle { fill: url(#bt-hatch); }
+  .bt .waiting { fill: var(--jp-content-font-color2, #7d8590); stroke: none; }
   .bt .hatch { stroke: var(--jp-content-font-color2, #7d8590); stroke-width: 2; }
   .bt .mark { font-size: 10px; fill: #fff; }
 """
@@ -165,20 +166,32 @@ def timeline_svg(frames: list[Frame], names: list[str], by_time: bool = False) -
         y = 4 + row * _ROW
         parts.append(f"<text x='{_LEFT - 6}' y='{y + 13}' text-anchor='end'>{escape(name)}</text>")
         for (x, width), kind in zip(places, marks(frames, str(row)), strict=True):
-            if kind:
-                parts.append(
-                    f"<rect class='{kind}' x='{x:.1f}' y='{y}' width='{max(width - 1, 0.5):.1f}' height='{_ROW - 4}'/>"
-                )
-            if kind == "prompt" and width >= 9:
-                parts.append(
-                    f"<text class='mark' x='{x + width / 2 - 0.5:.1f}' y='{y + 12}' text-anchor='middle'>P</text>"
-                )
-    y = height - 20
-    for i, (kind, words) in enumerate(WORDS.items()):
-        x = _LEFT + i * 150
-        parts.append(f"<rect class='{kind}' x='{x}' y='{y}' width='14' height='14'/>")
+            parts += _cell(kind, x, y, max(width - 1, 0.5), _ROW - 4) if kind else []
+    x, y = _LEFT, height - 20
+    for kind, words in WORDS.items():
+        parts += _cell(kind, x, y, 14, 14)
         parts.append(f"<text x='{x + 20}' y='{y + 12}'>{words}</text>")
+        x += 44 + 6.2 * len(words)
     return "\n".join([*parts, "</svg>"])
+
+
+def _cell(kind: str, x: float, y: float, width: float, height: float) -> list[str]:
+    """A box; a dot for who waits, since it has no seat; a P on a prompt, narrower where its box is."""
+    middle = x + width / 2
+    if kind == "waiting":
+        side = min(3.0, width)
+        return [
+            f"<rect class='waiting' x='{middle - side / 2:.1f}' y='{y + height / 2 - 1.5:.1f}' width='{side:.1f}' "
+            "height='3'/>"
+        ]
+    parts = [f"<rect class='{kind}' x='{x:.1f}' y='{y}' width='{width:.1f}' height='{height}'/>"]
+    if kind == "prompt":
+        size = min(10.0, max(5.0, width))
+        parts.append(
+            f"<text class='mark' x='{middle:.1f}' y='{y + height - 4}' text-anchor='middle' "
+            f"style='font-size:{size:.0f}px'>P</text>"
+        )
+    return parts
 
 
 def whole_numbers(text: str) -> list[int]:

@@ -134,8 +134,8 @@ def preset_rows() -> list[dict]:
     rows = []
     for name, actions in PRESETS:
         last = replay(actions)[-1]
-        counts = f"{len(last.held)} of {last.without_sharing}"
-        rows.append({"": name, "blocks held": counts, "copies": last.copies, "slots wasted": last.waste})
+        held = {"blocks held": len(last.held), "without sharing": last.without_sharing}
+        rows.append({"": name, **held, "copies": last.copies, "slots wasted": last.waste})
     return rows
 
 
@@ -180,6 +180,18 @@ def pool_svg(books: Books) -> str:
     )
 
 
+def _as_far_as_possible(actions: str, block_size: int, num_blocks: int) -> tuple[list[Books], str]:
+    """The books up to the first action that is refused, and the sentence that refuses it ("" if none is)."""
+    steps = [part for part in actions.split(",") if part.strip()]
+    refused = ""
+    while True:
+        try:
+            return replay(",".join(steps), block_size, num_blocks), refused
+        except ValueError as error:
+            refused = str(error)
+            steps.pop()
+
+
 def block_table_widget() -> Panel:
     """Append, fork, write, free: who holds which block, what is copied, what is wasted?"""
     actions = ipywidgets.Text(
@@ -187,17 +199,22 @@ def block_table_widget() -> Panel:
     )
     who = ipywidgets.Dropdown(options=list(NAMES), value="A", description="sequence")
 
+    syntax = "<p>Actions stand in a row, a comma between two: append A 6 · fork A B · write A 2 · free A</p>"
+
     def draw(actions: str, who: str, block_size: int, num_blocks: int) -> str:
-        books = replay(actions, block_size, num_blocks)
+        books, refused = _as_far_as_possible(actions, block_size, num_blocks)
+        if refused:
+            refused = f"<p class='minillm-refused'><b>Not possible:</b> {escape(refused)}</p>"
         if not books:
-            return "<p>Nobody holds anything. Press append.</p>"
+            return syntax + (refused or "<p>Nobody holds anything. Press append.</p>")
         last = books[-1]
         copied = ", ".join(f"block {a} to {b}" for a, b in last.copied) or "nothing"
         line = f"<p>After <i>{escape(last.did)}</i>: copied {copied}; copies in all {last.copies}. "
         line += f"Slots wasted: <b class='minillm-readout'>{last.waste}</b>. "
-        line += f"Blocks held: {len(last.held)}, without sharing {last.without_sharing}.</p>"
+        line += f"Blocks held: {len(last.held)}; without sharing it would be {last.without_sharing}.</p>"
         free = ", ".join(map(str, last.free)) or "empty"
-        return table(books_rows(last)) + pool_svg(last) + line + f"<p>Free list, next first: {free}</p>"
+        rest = line + f"<p>Free list, next first: {free}</p>"
+        return syntax + refused + table(books_rows(last)) + pool_svg(last) + rest
 
     def button(name: str, action) -> ipywidgets.Button:
         made = ipywidgets.Button(description=name, layout=ipywidgets.Layout(width="auto"))
@@ -230,7 +247,7 @@ def block_table_widget() -> Panel:
         {
             "actions": actions,
             "who": who,
-            "block_size": ipywidgets.ToggleButtons(options=[1, 2, 4, 8], value=4, description="block size"),
+            "block_size": ipywidgets.Dropdown(options=[1, 2, 4, 8], value=4, description="block size"),
             "num_blocks": ipywidgets.IntSlider(value=8, min=2, max=16, description="blocks"),
         },
         extra=buttons,

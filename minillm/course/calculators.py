@@ -218,14 +218,15 @@ def kv_requests(model: str, gpu: str, longest: int, length: int, block_size: int
 def kv_requests_rows(**params) -> list[dict]:
     """The same as lines to print."""
     r = kv_requests(**params)
+    how = f"{params['model']} on {params['gpu']}"
     return [
-        {"": "bytes a token", "value": f"{r['slot_bytes']:,}"},
-        {"": "memory for KV", "value": f"{r['kv_gb']:.1f} GB, {r['slots']:,} slots"},
+        {"": "KV of a token, 2 bytes a number", how: f"{r['slot_bytes']:,} bytes"},
+        {"": "KV memory: 0.9 of the GPU's less the weights", how: f"{r['kv_gb']:.1f} GB, {r['slots']:,} slots"},
         {
             "": "requests, each reserves the longest",
-            "value": f"{r['max_length']:,}, {r['used']:.0%} of their slots used",
+            how: f"{r['max_length']:,}, {r['used']:.0%} of their slots used",
         },
-        {"": "requests, paged", "value": f"{r['paged']:,}, {r['used_paged']:.0%} of their slots used"},
+        {"": "requests, paged", how: f"{r['paged']:,}, {r['used_paged']:.0%} of their slots used"},
     ]
 
 

@@ -12,12 +12,14 @@ _STYLE = """
   .surface { fill: #ffffff; }
   text { font: 14px system-ui, sans-serif; fill: #1f2328; }
   .small { font-size: 12px; fill: #59636e; }
+  .word { font-size: 12px; }
   .mono { font: 13px ui-monospace, monospace; }
   .strong { font-weight: 600; }
   .box { fill: #f6f8fa; stroke: #59636e; }
   .lit { fill: #ddf4ff; stroke: #0969da; stroke-width: 2; }
   .warn { fill: #fff1e5; stroke: #bc4c00; stroke-width: 2; }
   .open { fill: none; stroke: #59636e; }
+  .bold { fill: none; stroke: #1f2328; stroke-width: 3; }
   .absent { fill: none; stroke: #8c959f; stroke-dasharray: 5 4; }
   .done { fill: url(#hatch); stroke: #59636e; }
   .hatch { stroke: #8c959f; }
@@ -30,7 +32,8 @@ _STYLE = """
     text { fill: #e6edf3; } .small { fill: #9198a1; }
     .box { fill: #212830; stroke: #9198a1; }
     .lit { fill: #10233d; stroke: #4493f8; } .warn { fill: #3b2310; stroke: #db6d28; }
-    .open { stroke: #9198a1; } .absent, .hatch { stroke: #656c76; } .done { stroke: #9198a1; }
+    .open { stroke: #9198a1; } .bold { stroke: #e6edf3; }
+    .absent, .hatch { stroke: #656c76; } .done { stroke: #9198a1; }
     .line { stroke: #9198a1; } .flow { stroke: #4493f8; } .heavy { stroke: #db6d28; }
     .tip-line { fill: #9198a1; } .tip-flow { fill: #4493f8; } .tip-heavy { fill: #db6d28; }
   }
@@ -63,12 +66,12 @@ def svg(width: int, height: int, title: str, parts: list[str]) -> str:
 
 
 def text(x: float, y: float, words: str, kind: str = "small", anchor: str = "middle") -> str:
-    """kind: "small", "mono", "strong" or several; anchor: "start", "middle" or "end"."""
+    """kind: "small" (pale), "word" (small, not pale), "mono", "strong" or several; anchor: "start", "middle", "end"."""
     return f'<text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def rect(x: float, y: float, width: float, height: float, kind: str = "box", radius: float = 0) -> str:
-    """kind: "box", "lit", "warn", "open", "absent" (dashed), "done" (hatched) or "surface" (what a page is)."""
+    """kind: "box", "lit", "warn", "open", "bold", "absent" (dashed), "done" (hatched) or "surface" (what a page is)."""
     corner = f' rx="{radius:g}"' if radius else ""
     return f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"{corner}/>'
 

@@ -53,12 +53,12 @@ class House:
             cells = []
             for file, lines, new in files:
                 label = f"{escape(file)} <small>{lines}</small>"
-                cells.append(f"<b>＋ {label}</b>" if new else label)
+                cells.append(f"<b>+ {label}</b>" if new else label)
             rows.append(
                 f"<tr><td style='text-align:left'><code>{room}</code></td>"
                 f"<td style='text-align:left'>{' · '.join(cells)}</td></tr>"
             )
-        note = "; ＋ and bold: new in this chapter" if self.chapter else ""
+        note = "; + and bold: new in this chapter" if self.chapter else ""
         caption = f"<code>minillm</code> after chapter {self.chapter:02d}: {self.lines:,} lines (lines per file{note})"
         return f"<table><caption>{caption}</caption>{''.join(rows)}</table>"
 

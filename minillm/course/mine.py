@@ -45,7 +45,7 @@ def store_parts(learner: NotebookNode, solution: NotebookNode, grade: Grade, fol
         return None
     code = [cell for cell in overlay(learner, solution) if not is_check(cell)]
     setup = {cell.source for cell in solution.cells if "setup" in cell.metadata.get("tags", [])}
-    kept = _used(code, set(factories.values()), setup)
+    kept = [cell.source.strip() for cell in used_cells(code, set(factories.values()), setup)]
     table = ", ".join(f'"{name}": {factory}' for name, factory in factories.items())
     head = HEAD.format(parts=", ".join(factories), lab=grade.lab, exercises=", ".join(exercises))
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,8 +53,8 @@ def store_parts(learner: NotebookNode, solution: NotebookNode, grade: Grade, fol
     return file
 
 
-def _used(cells: list[NotebookNode], names: set[str], always: set[str]) -> list[str]:
-    """Sources, in order, of the cells that bind one of these names or a name that such a cell uses."""
+def used_cells(cells: list[NotebookNode], names: set[str], always: set[str]) -> list[NotebookNode]:
+    """In order, the cells that bind one of these names or a name that such a cell uses, and those in ``always``."""
     sources = [cell.source.strip() for cell in cells]
     kept = {source for source in sources if source in {text.strip() for text in always}}
     wanted, found = set(names), True
@@ -67,7 +67,7 @@ def _used(cells: list[NotebookNode], names: set[str], always: set[str]) -> list[
                 found = True
             if source in kept:
                 wanted |= {n.id for s in statements for n in ast.walk(s) if isinstance(n, ast.Name)}
-    return [source for source in sources if source in kept]
+    return [cell for cell, source in zip(cells, sources, strict=True) if source in kept]
 
 
 def _names(file: Path) -> set[str]:

@@ -141,8 +141,16 @@ class Simulation:
 
         Over all passes if none ever did; then "free" was wanted by nobody.
         """
-        short = [each for each in self.passes if each.short_of_memory]
-        return {name: _over_time(short or self.passes, lambda p, name=name: _share(p.kv, name)) for name in _PARTS}
+        return {name: _over_time(self._short, lambda p, name=name: _share(p.kv, name)) for name in _PARTS}
+
+    @property
+    def running_when_short(self) -> float:
+        """Requests with a seat, mean over the same time as ``kv_shares``."""
+        return _over_time(self._short, lambda each: each.running)
+
+    @property
+    def _short(self) -> list[PassRecord]:
+        return [each for each in self.passes if each.short_of_memory] or self.passes
 
     def summary(self) -> dict[str, float]:
         """The figures that papers plot. Seconds, requests and output tokens; p50 and p99 are nearest-rank."""

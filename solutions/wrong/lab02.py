@@ -59,6 +59,11 @@ def counts_a_free_block():
     return _hand(empty=3)
 
 
+@mistake(**BY_HAND, says="that was so before the seventh tokens: by now three rows of either second block are filled.")
+def counts_before_the_write():
+    return _hand(empty=4)
+
+
 # -- 2.2 --------------------------------------------------------------------------------------------------------------
 
 
@@ -131,7 +136,29 @@ class CountsNothingAtFirst(_Pool):
         return [self.take() for _ in range(count)]
 
 
-@mistake(**POOL, check="edges", says="a block is free at its first release, though others hold it. Wait for count 0.")
+@mistake(**POOL, check="plain", says="the last free block is never handed out. Refuse only what is more than are free.")
+class KeepsTheLastBlock(_Pool):
+    def allocate(self, count):
+        if count >= len(self.free):
+            raise ValueError("too few")
+        return super().allocate(count)
+
+
+FIRST = "a block is free at its first release, though others hold it. Wait for count 0."
+
+
+@mistake(**POOL, check="edges", says=FIRST)
+class FreesAtFirstReleaseOnce(_Pool):
+    def release(self, blocks):
+        for block in blocks:
+            if self.ref_counts[block] == 0:
+                raise ValueError("free")
+            self.ref_counts[block] -= 1
+            if block not in self.free:
+                self.free.append(block)
+
+
+@mistake(**POOL, check="edges", says=FIRST)
 class FreesAtFirstRelease(_Pool):
     def release(self, blocks):
         for block in blocks:
@@ -161,9 +188,36 @@ class HoldsAtMostTwice(_Pool):
             self.ref_counts[block] = 2
 
 
-@mistake(
-    **POOL, check="edges", says="allocate takes what there is and then refuses. Refuse first, with nothing changed."
-)
+@mistake(**POOL, check="edges", says="a block that is named twice was held once. Each naming is a reference.")
+class HoldsASet(_Pool):
+    def hold(self, blocks):
+        super().hold(set(blocks))
+
+
+@mistake(**POOL, check="edges", says="nothing was refused: the list ran empty on its own. Count first, then take.")
+class TakesWithoutLooking(_Pool):
+    def allocate(self, count):
+        blocks = [self.take() for _ in range(count)]
+        for block in blocks:
+            self.ref_counts[block] = 1
+        return blocks
+
+
+LATE = "allocate takes what there is and then refuses. Refuse first, with nothing changed."
+
+
+@mistake(**POOL, check="edges", says=LATE)
+class TakesAndThenCounts(_Pool):
+    def allocate(self, count):
+        blocks = [self.take() for _ in range(min(count, len(self.free)))]
+        if len(blocks) < count:
+            raise ValueError("too few")
+        for block in blocks:
+            self.ref_counts[block] = 1
+        return blocks
+
+
+@mistake(**POOL, check="edges", says=LATE)
 class TakesBeforeItRefuses(_Pool):
     def allocate(self, count):
         blocks = []
@@ -196,24 +250,84 @@ class ReleasesTwice(_Pool):
 # -- 2.3 --------------------------------------------------------------------------------------------------------------
 
 
-def _write(pool, table, first, end, size, wanted=None, touched=None, least=1, let_go=True, look=True):
-    """Right unless one of the last five says otherwise."""
-    wanted = -(-end // size) if wanted is None else wanted
+def _write(
+    pool, table, first, end, size, wanted=None, touched=None, least=1, let_go=True, look=True, negative=False,
+    grow_first=False, grow=None,
+):  # fmt: skip
+    """Right unless one of the last eight says otherwise."""
+    if wanted is None:
+        wanted = -(-end // size) if first < end else 0
     if touched is None:
         touched = range(first // size, min(wanted, len(table))) if first < end else ()
     shared = [i for i in touched if i < len(table) and pool.ref_counts[table[i]] > least]
-    grow = max(0, wanted - len(table))
-    if look and len(shared) + grow > pool.num_free:
+    lacking = wanted - len(table)
+    grow = max(0, lacking) if grow is None else grow(lacking)
+    if look and len(shared) + (lacking if negative else grow) > pool.num_free:
         return None
-    copies = []
+    copies, early = [], pool.allocate(grow) if grow_first else []
     for i in shared:
         (fresh,) = pool.allocate(1)
         copies.append((table[i], fresh))
         if let_go:
             pool.release([table[i]])
         table[i] = fresh
-    table.extend(pool.allocate(grow))
+    table.extend(early if grow_first else pool.allocate(grow))
     return copies
+
+
+@mistake(
+    **WRITE,
+    check="plain",
+    says="the caller's table has not grown: table = table + … makes another list. Change it in place: table.extend.",
+)
+def grows_a_list_of_its_own(pool, table, first, end, size):
+    mine = list(table)
+    copies = _write(pool, mine, first, end, size)
+    if copies is not None:
+        table[:] = mine[: len(table)]  # single blocks were replaced in place
+    return copies
+
+
+@mistake(**WRITE, check="plain", says="copies are (to, from) here. Wanted is (from, to): the shared block first.")
+def copies_the_other_way(pool, table, first, end, size):
+    copies = _write(pool, table, first, end, size)
+    return copies and [(to, origin) for origin, to in copies]
+
+
+@mistake(**WRITE, check="edges", says="the table grows before it copies. Fresh blocks for copies come first.")
+def grows_first(pool, table, first, end, size):
+    return _write(pool, table, first, end, size, grow_first=True)
+
+
+@mistake(**WRITE, check="edges", says="the table grows by one block at most. A prompt may need several.")
+def grows_by_one(pool, table, first, end, size):
+    return _write(pool, table, first, end, size, grow=lambda lacking: min(1, max(0, lacking)))
+
+
+@mistake(
+    **WRITE,
+    check="edges",
+    says="a table that is long enough lacks less than 0 blocks here, which hides what a copy needs. Take 0 at least.",
+)
+def needs_fewer_than_none(pool, table, first, end, size):
+    return _write(pool, table, first, end, size, negative=True)
+
+
+@mistake(**WRITE, check="edges", says="no row is written (first = end), and yet the table grows.")
+def grows_for_no_row(pool, table, first, end, size):
+    return _write(pool, table, first, end, size, wanted=-(-end // size))
+
+
+@mistake(
+    **WRITE, check="edges", says="only the last block written is copied. Rows first to end − 1 may begin further up."
+)
+def copies_the_last_block_only(pool, table, first, end, size):
+    return _write(pool, table, first, end, size, touched=[(end - 1) // size] if first < end else ())
+
+
+@mistake(**WRITE, check="edges", says="blocks behind the last row written are copied as well. Stop at row end − 1.")
+def copies_all_that_follows(pool, table, first, end, size):
+    return _write(pool, table, first, end, size, touched=range(first // size, len(table)) if first < end else ())
 
 
 @mistake(**WRITE, check="plain", says="a block that somebody else holds is written in place: the other reads it too.")
@@ -249,7 +363,7 @@ def copies_the_first_block_only(pool, table, first, end, size):
     **WRITE, check="edges", says="end is counted as a row to be written. Rows end at end − 1: ⌈end / size⌉ blocks."
 )
 def one_row_too_many(pool, table, first, end, size):
-    return _write(pool, table, first, end, size, wanted=end // size + 1)
+    return _write(pool, table, first, end, size, wanted=end // size + 1 if first < end else 0)
 
 
 @mistake(**WRITE, check="edges", says="no row is written (first = end), so nothing may be copied.")
@@ -329,6 +443,16 @@ def no_root_of_d(q, k_cache, v_cache, table, length, size):
     return _gather(q, k_cache, v_cache, _slots(table, length, size), scale=1.0)
 
 
+@mistake(**GATHER, check="plain", says="scores are divided by the root of more than d: the sum is over one head's d.")
+def root_of_all(q, k_cache, v_cache, table, length, size):
+    return _gather(q, k_cache, v_cache, _slots(table, length, size), scale=q.numel() ** -0.5)
+
+
+@mistake(**GATHER, check="plain", says="the newest row is left out. Rows 0 to length − 1 are read, its own among them.")
+def one_row_too_few(q, k_cache, v_cache, table, length, size):
+    return _gather(q, k_cache, v_cache, _slots(table, max(1, length - 1), size))
+
+
 @mistake(
     **GATHER,
     check="edges",
@@ -356,7 +480,10 @@ def heads_go_round(q, k_cache, v_cache, table, length, size):
 # -- 2.5 --------------------------------------------------------------------------------------------------------------
 
 
-def _away(tables, who, wanted, free, order=None, shared=True, myself=True, stop=True, more=False, whole=True):
+def _away(
+    tables, who, wanted, free, order=None, shared=True, myself=True, stop=True, more=False, whole=True, down=True,
+    spared=False, frees=None,
+):  # fmt: skip
     holders: dict[int, int] = {}
     for table in tables.values():
         for block in table:
@@ -367,13 +494,15 @@ def _away(tables, who, wanted, free, order=None, shared=True, myself=True, stop=
             break
         if name == who and not myself:
             continue
+        if name == who and spared:
+            break
         gone.append(name)
         if name == who and stop:
             break
         freed = 0
         for block in tables[name]:
-            holders[block] -= 1
-            freed += holders[block] == 0 or not shared
+            holders[block] -= down
+            freed += frees(block, holders) if frees else (holders[block] == 0 + (not down) or not shared)
         free += freed if whole else min(1, freed)
     return gone
 
@@ -391,6 +520,29 @@ def the_largest_gives_way(tables, who, wanted, free):
 @mistake(**AWAY, says="a block that others hold too is counted as free. Only one whose last holder goes is.")
 def shared_blocks_count_as_free(tables, who, wanted, free):
     return _away(tables, who, wanted, free, shared=False)
+
+
+@mistake(**AWAY, says="a shared block is never counted as free, not even at its last holder. Count down as they go.")
+def never_counts_down(tables, who, wanted, free):
+    return _away(tables, who, wanted, free, down=False)
+
+
+@mistake(**AWAY, says="a block that two others share counts as free at the first of them. Wait for the last.")
+def frees_what_two_others_share(tables, who, wanted, free):
+    def frees(block, holders):
+        return block not in tables[who] and holders[block] < 3
+
+    return _away(tables, who, wanted, free, down=False, frees=frees)
+
+
+@mistake(**AWAY, says="who asks is spared: when its turn has come it gives way as well, and is named.")
+def spares_who_asks(tables, who, wanted, free):
+    return _away(tables, who, wanted, free, spared=True)
+
+
+@mistake(**AWAY, says="what is free already was left out: `free` counts towards `wanted`.")
+def ignores_what_is_free(tables, who, wanted, free):
+    return _away(tables, who, wanted, 0)
 
 
 @mistake(
@@ -451,8 +603,9 @@ def too_long():
 
 
 def _blocks(
-    q, k_cache, v_cache, table, length, size, scale, limits=None, whole=False, slot_of=None, key_of=None, end=0
-):
+    q, k_cache, v_cache, table, length, size, scale, limits=None, whole=False, slot_of=None, key_of=None, end=0,
+    update=online_softmax_update, finish=lambda *state: finish_state(*state)[0],
+):  # fmt: skip
     if limits is None:
         limits = torch.arange(len(q)) + length - len(q)
     state = empty_state(q)
@@ -462,8 +615,8 @@ def _blocks(
         keys = torch.arange(start, start + count) if key_of is None else key_of(slot, count)
         scores = q @ k_cache[slot : slot + count].T * scale
         scores = scores.masked_fill(keys > limits.to(q.device)[:, None], float("-inf"))
-        state = online_softmax_update(*state, scores, v_cache[slot : slot + count])
-    return finish_state(*state)[0]
+        state = update(*state, scores, v_cache[slot : slot + count])
+    return finish(*state)
 
 
 @mistake(
@@ -504,3 +657,59 @@ def ignores_the_table(q, k_cache, v_cache, table, length, size, scale):
 @mistake(**BLOCKS, says="scores are divided by √d, but the engine gives a scale of its own.")
 def own_scale(q, k_cache, v_cache, table, length, size, scale):
     return _blocks(q, k_cache, v_cache, table, length, size, q.shape[1] ** -0.5)
+
+
+@mistake(
+    **BLOCKS,
+    says="the loop goes over the padding too: no row of the sequence is there. Stop when all `length` are read.",
+)
+def walks_over_the_padding(q, k_cache, v_cache, table, length, size, scale):
+    return _blocks(q, k_cache, v_cache, table, length, size, scale, end=len(table) * size)
+
+
+@mistake(**BLOCKS, says="the mask is off by one: query i sees row i + length − N_q, its own, as well.")
+def does_not_see_itself(q, k_cache, v_cache, table, length, size, scale):
+    limits = (torch.arange(len(q)) + length - len(q) - 1).clamp(min=0)
+    return _blocks(q, k_cache, v_cache, table, length, size, scale, limits=limits)
+
+
+@mistake(**BLOCKS, says="the mask is off by one: query i sees one row too many, i + length − N_q + 1.")
+def sees_the_next(q, k_cache, v_cache, table, length, size, scale):
+    limits = torch.arange(len(q)) + length - len(q) + 1
+    return _blocks(q, k_cache, v_cache, table, length, size, scale, limits=limits)
+
+
+@mistake(**BLOCKS, says="the sum was never divided by l. finish_state does it.")
+def forgets_to_divide(q, k_cache, v_cache, table, length, size, scale):
+    return _blocks(q, k_cache, v_cache, table, length, size, scale, finish=lambda *state: state[2])
+
+
+@mistake(
+    **BLOCKS,
+    says="blocks are added up as they are, though each has a maximum of its own. Rescale older work when it rises.",
+)
+def never_rescales(q, k_cache, v_cache, table, length, size, scale):
+    def update(m, l, acc, scores, values):  # noqa: E741
+        m_new, own_l, own = online_softmax_update(*empty_state(q), scores, values)
+        return torch.maximum(m, m_new), l + own_l, acc + own
+
+    return _blocks(q, k_cache, v_cache, table, length, size, scale, update=update)
+
+
+@mistake(**BLOCKS, says="exp overflows where scores are large. Subtract the largest so far before you take exp.")
+def takes_exp_of_the_scores(q, k_cache, v_cache, table, length, size, scale):
+    def update(m, l, acc, scores, values):  # noqa: E741
+        p = torch.exp(scores)
+        return m, l + p.sum(dim=-1), acc + p @ values
+
+    return _blocks(
+        q,
+        k_cache,
+        v_cache,
+        table,
+        length,
+        size,
+        scale,
+        update=update,
+        finish=lambda _, total, acc: acc / total[:, None],
+    )

@@ -1,6 +1,8 @@
 """Lab 03's classic mistakes, each a wrong version and the sentence for the learner who made it."""
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
+
+import torch
 
 from minillm.course.checks import mistake
 
@@ -56,9 +58,19 @@ def waits_for_the_wrong_seat():
     return _by_hand(iteration_ends=[5, 1, 3, 7, 10], iteration_passes=10, iteration_utilisation=15 / 20)
 
 
-@mistake(**BY_HAND, says="seats that nobody waits for any more count as well: 8 passes of 2 seats are 16 places.")
+@mistake(**BY_HAND, says="seats that nobody waits for any more count as well: 8 passes have 16 seats.")
 def leaves_out_the_last_seat():
     return _by_hand(iteration_utilisation=1.0)
+
+
+@mistake(**BY_HAND, says="rounded too far. A fraction is exact: tokens / (seats · passes).")
+def rounds_utilisation():
+    return _by_hand(static_utilisation=0.62, iteration_utilisation=0.94)
+
+
+@mistake(**BY_HAND, says="that is in percent. A share lies between 0 and 1: tokens / (seats · passes).")
+def utilisation_in_percent():
+    return _by_hand(static_utilisation=62.5, iteration_utilisation=93.75)
 
 
 # -- 3.2 --------------------------------------------------------------------------------------------------------------
@@ -66,10 +78,10 @@ def leaves_out_the_last_seat():
 
 def _select(
     pool, n_rsrv, max_bs, n_slots, budget, order=None, running=False, go_on=False, again=False, slots_of=None,
-    tokens_of=None, strict=0, strict_budget=0, spend=True, in_place=False,
+    tokens_of=None, strict=0, strict_budget=0, spend=True, in_place=False, passes_over=None, taken=0,
 ):  # fmt: skip
     """Right unless one of the last arguments says otherwise."""
-    batch = []
+    batch, refused = [], None
     if in_place:
         pool.sort(key=lambda req: req.arrival)
     for req in sorted(pool, key=order or (lambda req: req.arrival)):
@@ -79,8 +91,11 @@ def _select(
         slots, tokens = (req.max_tokens if first or again else 0), (req.prompt if first else 1)
         slots = slots_of(req) if slots_of and first else slots
         tokens = tokens_of(req) if tokens_of else tokens
-        full = len(batch) == max_bs or n_rsrv + slots > n_slots - strict or tokens > budget - strict_budget
-        if full and go_on:
+        full = len(batch) + taken >= max_bs or n_rsrv + slots > n_slots - strict or tokens > budget - strict_budget
+        if full and (go_on or (passes_over and passes_over(req))):
+            refused = req
+            continue
+        if refused and not go_on and first:
             continue
         if full:
             break
@@ -104,6 +119,41 @@ def reserves_every_time(pool, *limits):
 )
 def reserves_the_prompt(pool, *limits):
     return _select(pool, *limits, slots_of=lambda req: req.prompt)
+
+
+@mistake(
+    **SELECT, check="plain", says="one that has run costs no token here. In decode it computes one, and that counts."
+)
+def decodes_for_nothing(pool, *limits):
+    return _select(pool, *limits, tokens_of=lambda req: req.prompt if req.state == "INITIATION" else 0)
+
+
+@mistake(**SELECT, check="edges", says="those that are RUNNING take seats here. max_bs is for the batch being chosen.")
+def seats_for_the_running(pool, *limits):
+    return _select(pool, *limits, taken=sum(req.state == "RUNNING" for req in pool))
+
+
+@mistake(
+    **SELECT, check="edges", says="those that have run go before those that have not. The order is by arrival alone."
+)
+def those_that_have_run_first(pool, *limits):
+    return _select(pool, *limits, order=lambda req: (req.state == "INITIATION", req.arrival))
+
+
+@mistake(
+    **SELECT,
+    check="edges",
+    says="behind one that does not fit, those that have run go on. Stop at the first, whoever follows.",
+)
+def those_that_have_run_overtake(pool, *limits):
+    return _select(pool, *limits, passes_over=lambda req: req.state == "INITIATION")
+
+
+@mistake(
+    **SELECT, check="edges", says="while one is RUNNING, one that does not fit is passed over. Stop there all the same."
+)
+def goes_on_while_one_runs(pool, *limits):
+    return _select(pool, *limits, go_on=any(req.state == "RUNNING" for req in pool))
 
 
 @mistake(**SELECT, check="plain", says="the budget has no effect: a pass may hold only so many tokens.")
@@ -240,6 +290,31 @@ def lengths_for_starts(requests, size):
     return _flatten(requests, size, starts=lambda starts: [b - a for a, b in pairwise(starts)])
 
 
+@mistake(**FLATTEN, check="plain", says="query_start_loc grows by all tokens of a request. It grows by `new`.")
+def starts_by_all_tokens(requests, size):
+    lengths = [len(r["tokens"]) for r in requests]
+    return _flatten(requests, size, starts=lambda _: [0, *accumulate(lengths)])
+
+
+@mistake(**FLATTEN, check="plain", says="query_start_loc has a 0 and then lengths. It wants their running sum.")
+def a_0_and_lengths(requests, size):
+    return _flatten(requests, size, starts=lambda starts: [0, *(b - a for a, b in pairwise(starts))])
+
+
+@mistake(**FLATTEN, check="plain", says="these are tensors. Return lists of whole numbers.")
+def returns_tensors(requests, size):
+    return {name: torch.tensor(values) for name, values in _flatten(requests, size).items()}
+
+
+@mistake(
+    **FLATTEN,
+    check="edges",
+    says="the last `new` tokens are taken, positions and all. The new ones begin at `computed`, which may be earlier.",
+)
+def the_last_new_ones(requests, size):
+    return _flatten([r | {"computed": len(r["tokens"]) - r["new"]} for r in requests], size)
+
+
 @mistake(**FLATTEN, check="plain", says="slots are the positions: the block table was not asked.")
 def no_table(requests, size):
     return _flatten(requests, size, slot=lambda r, p, at: p)
@@ -287,7 +362,7 @@ def ignores_new(requests, size):
 
 def _violation(
     trace, arrivals, lengths, order=None, ended=True, ties=False, equal=False, at_end=False, ran_only=False,
-    pairs=None,
+    pairs=None, later_first=False, later_goes_on=False, count_from=0,
 ):  # fmt: skip
     names = sorted(arrivals, key=order or arrivals.get)
     runs = dict.fromkeys(names, 0)
@@ -297,13 +372,16 @@ def _violation(
         if at_end and n + 1 < len(trace):
             continue
         for i, earlier in enumerate(pairs or names):
-            for j, later in enumerate(pairs or names):
+            others = list(enumerate(pairs or names))
+            for j, later in reversed(others) if later_first else others:
                 after = j > i if ties or order else arrivals[later] > arrivals[earlier]
                 more = runs[later] >= runs[earlier] if equal else runs[later] > runs[earlier]
                 if ran_only and not runs[earlier]:
                     continue
+                if later_goes_on and runs[later] >= lengths[later]:
+                    continue
                 if after and more and (not ended or runs[earlier] < lengths[earlier]):
-                    return n, earlier, later
+                    return n + count_from, earlier, later
     return None
 
 
@@ -343,6 +421,34 @@ def order_of_the_dict(trace, arrivals, lengths):
     return _violation(trace, arrivals, lengths, pairs=list(arrivals))
 
 
+@mistake(**UNFAIR, check="plain", says="passes are counted from 1 here. The first pass is pass 0.")
+def passes_from_1(trace, arrivals, lengths):
+    return _violation(trace, arrivals, lengths, count_from=1)
+
+
+@mistake(
+    **UNFAIR, check="plain", says="of those that overtook it, this is the latest to arrive. The earliest is wanted."
+)
+def the_latest_that_overtook(trace, arrivals, lengths):
+    return _violation(trace, arrivals, lengths, later_first=True)
+
+
+@mistake(
+    **UNFAIR, check="plain", says="the order of the dict is taken for that of arrival. Its values say who came when."
+)
+def dict_order_for_arrival(trace, arrivals, lengths):
+    return _violation(trace, arrivals, lengths, order=list(arrivals).index)
+
+
+@mistake(
+    **UNFAIR,
+    check="edges",
+    says="the later one has ended, but it has run more often all the same: the earlier still lacks.",
+)
+def forgets_a_later_one_that_ended(trace, arrivals, lengths):
+    return _violation(trace, arrivals, lengths, later_goes_on=True)
+
+
 @mistake(**UNFAIR, check="edges", says="the earlier one has ended and wants nothing more. That wrongs nobody.")
 def forgets_that_it_ended(trace, arrivals, lengths):
     return _violation(trace, arrivals, lengths, ended=False)
@@ -364,6 +470,16 @@ def nobody_behind_the_large_one():
 @mistake(**BREAK, says="no sum of slots is exactly 8, so refusing the exact fit changes nothing.")
 def nothing_is_exact():
     return [(0, 2, 4), (0, 1, 5), (0, 1, 2)]
+
+
+@mistake(**BREAK, says="no sum of slots is exactly 8, and behind the one that does not fit nobody smaller waits.")
+def nothing_exact_and_nobody_behind():
+    return [(0, 1, 5), (0, 2, 4)]
+
+
+@mistake(**BREAK, says="all fit, if only just: nobody needs slots that another frees, and nobody can overtake.")
+def all_fit_exactly():
+    return [(0, 1, 4), (0, 2, 4)]
 
 
 @mistake(**BREAK, says="these are more than four requests.")
@@ -439,5 +555,45 @@ def leaves_a_token(waiting, seats, budget, tokens, admit):
     for request in waiting:
         new = tokens(request)
         if seats == 0 or new >= budget or not admit(request):
+            break
+        seats, budget = seats - 1, budget - new
+
+
+@mistake(
+    **JOIN,
+    check="joins",
+    says="admit was never called, so nobody joined. Nothing is returned: whoever joins is admitted.",
+)
+def returns_a_list(waiting, seats, budget, tokens, admit):
+    chosen = []
+    for request in waiting[:seats]:
+        if tokens(request) > budget:
+            break
+        budget -= tokens(request)
+        chosen.append(request)
+    return chosen
+
+
+@mistake(
+    **JOIN, check="joins", says="seats are looked at once admit has been called, so one too many joins. Ask before."
+)
+def asks_for_seats_too_late(waiting, seats, budget, tokens, admit):
+    for request in waiting:
+        new = tokens(request)
+        if new > budget or not admit(request) or seats <= 0:
+            break
+        seats, budget = seats - 1, budget - new
+
+
+@mistake(**JOIN, check="joins", says="the smallest were taken first. They overtake those before them in line.")
+def takes_the_smallest(waiting, seats, budget, tokens, admit):
+    joins_behind_it.version(sorted(waiting, key=tokens), seats, budget, tokens, admit)
+
+
+@mistake(**JOIN, check="joins", says="the first in line was admitted again and again: `waiting` is a list that stays.")
+def always_the_first(waiting, seats, budget, tokens, admit):
+    for _ in waiting:
+        new = tokens(waiting[0])
+        if seats == 0 or new > budget or not admit(waiting[0]):
             break
         seats, budget = seats - 1, budget - new

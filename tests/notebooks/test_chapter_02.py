@@ -74,7 +74,7 @@ def test_presets_answer_the_questions():
     assert max(row["slots wasted"] for name, row in rows.items() if "fork" not in name and "each" not in name) == 3
     assert rows["then each appends"]["copies"] == 2
     assert rows["forked at a boundary"]["copies"] == 0
-    assert rows["parent freed first"]["blocks held"] == "2 of 2"
+    assert rows["parent freed first"]["blocks held"] == rows["parent freed first"]["without sharing"] == 2
 
 
 def test_the_widget_reads_its_controls():
@@ -85,8 +85,11 @@ def test_the_widget_reads_its_controls():
     widget.controls["num_blocks"].value = 2
     widget.controls["actions"].value = "append A 30"
     assert "Not possible:" in widget.view.value and "somebody must give way" in widget.view.value
+    widget.controls["actions"].value = "append A 16, fork A B, append B, append B"
+    view = widget.view.value
+    assert "append B&#x27; needs 1 more" in view and "block 2 held 2 times" in view, "the full pool is what shows why"
     widget.controls["actions"].value = ""
-    assert "Nobody holds anything" in widget.view.value
+    assert "Nobody holds anything" in widget.view.value and "write A 2" in widget.view.value
 
 
 def test_the_widgets_buttons_write_actions():

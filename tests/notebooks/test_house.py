@@ -28,7 +28,8 @@ def test_house_marks_what_a_chapter_brings(monkeypatch):
     for file in NEW_FILES[1]:
         assert f"* {file.partition('/')[2]} " in text
     assert text.count("* ") == len(NEW_FILES[1]) + 1
-    assert house(1)._repr_html_().count("<b>") == len(NEW_FILES[1])
+    assert house(1)._repr_html_().count("<b>+ ") == len(NEW_FILES[1])
+    assert house(1)._repr_html_().isascii() or set(house(1)._repr_html_()) - set(map(chr, range(128))) == {"·"}
 
 
 def test_a_chapter_that_is_not_built_is_refused(tmp_path):

@@ -6,7 +6,9 @@ import re
 import subprocess
 import sys
 import types
+from collections.abc import Set
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -14,7 +16,7 @@ import pytest
 from nbclient import NotebookClient
 
 from minillm.cli import main
-from minillm.course import grader, labs, progress
+from minillm.course import grader, labs, mine, progress
 from minillm.course.checks import load_mistakes
 from minillm.course.grader import exercise_id, grade_notebook, is_check, is_exercise, read
 from minillm.course.notebooks import clean
@@ -79,30 +81,98 @@ def test_every_solution_scores_full_points(path):
 def test_every_generated_lab_scores_nothing(path):
     grade = grade_notebook(read(ROOT / "labs" / path.name), read(path), path.parent, run=run_warm)
     assert grade.points == 0 and {exercise.state for exercise in grade.exercises} == {"todo"}, grade
+    assert all(e.message.startswith(f"Exercise {e.id}: ") and "\n" not in e.message for e in grade.exercises), grade
 
 
-@pytest.mark.parametrize(("path", "key"), MISTAKES, ids=lambda value: getattr(value, "stem", value))
-def test_every_wrong_version_loses_its_check_and_is_named(path, key):
-    lab, reference = path.name[3:5], read(path)
-    mistake = load_mistakes(lab)[key]
-    wrong = deepcopy(reference)
-    for cell in wrong.cells:
-        if is_exercise(cell) and exercise_id(cell) == mistake.exercise:
+# What a wrong version does to the lab is tried on the cells that can tell: those that the exercise's checks use, and
+# with them the checks of every exercise that uses this one. The others never see it, which two tests show: the checks
+# of an exercise pass among the cells they use, and in whole runs of a lab, every other exercise wrong, each check gives
+# what it gives there.
+
+
+@cache
+def lab_of(path: Path):
+    """A solution, read once: nobody here may change it."""
+    return read(path)
+
+
+@cache
+def needed(lab: Path, exercise: str) -> frozenset[str]:
+    """Ids of the cells that an exercise's checks use, themselves and the setup cells included."""
+    code = [cell for cell in lab_of(lab).cells if cell.cell_type == "code"]
+    checks = [cell for cell in code if is_check(cell) and exercise_id(cell) == exercise]
+    names = {n.id for cell in checks for n in ast.walk(ast.parse(cell.source)) if isinstance(n, ast.Name)}
+    setup = {cell.source for cell in code if "setup" in cell.metadata.get("tags", [])}
+    used = mine.used_cells([cell for cell in code if not is_check(cell)], names, setup)
+    return frozenset(cell.id for cell in [*used, *checks])
+
+
+@cache
+def exercises(lab: Path) -> list[str]:
+    return [exercise_id(cell) for cell in lab_of(lab).cells if is_exercise(cell)]
+
+
+@cache
+def affected(lab: Path, exercise: str) -> list[str]:
+    """The exercise itself and those whose checks use what it asks for."""
+    (own,) = [cell.id for cell in lab_of(lab).cells if is_exercise(cell) and exercise_id(cell) == exercise]
+    return [other for other in exercises(lab) if own in needed(lab, other)]
+
+
+def verdicts(lab: Path, wrong: dict[str, str], only: Set[str] | None = None) -> dict[tuple[str, str], tuple[str, str]]:
+    """(exercise, check) -> state and message, in the solution with some wrong versions, exercise -> name."""
+    mistakes, kept = load_mistakes(lab.name[3:5]), [c for c in lab_of(lab).cells if only is None or c.id in only]
+    reference = nbformat.v4.new_notebook(cells=kept)
+    notebook = deepcopy(reference)
+    for cell in notebook.cells:
+        if is_exercise(cell) and (key := wrong.get(exercise_id(cell))):
+            name = mistakes[key].name
             cell.source = (
                 "from minillm.course.checks import load_mistakes\n"
-                f"{mistake.name} = load_mistakes({lab!r})[{key!r}].version\n"
-                f"{mistake.name}.__name__ = {mistake.name!r}"
+                f"{name} = load_mistakes({lab.name[3:5]!r})[{key!r}].version\n"
+                f"{name}.__name__ = {name!r}"
             )
-    cells = grader.overlay(wrong, reference)
-    outcomes = dict(run_warm(nbformat.v4.new_notebook(cells=cells), path.parent))
-    verdicts = {
+    cells = grader.overlay(notebook, reference)
+    outcomes = dict(run_warm(nbformat.v4.new_notebook(cells=cells), lab.parent))
+    return {
         (exercise_id(cell), cell.metadata["minillm"]["check"]): grader.verdict(cell, cells, outcomes)
         for cell in cells
         if is_check(cell)
     }
-    state, message = verdicts[mistake.exercise, mistake.check]
+
+
+@pytest.mark.parametrize(
+    ("path", "exercise"),
+    [(path, i) for path in SOLUTIONS for i in exercises(path)],
+    ids=lambda v: getattr(v, "stem", v),
+)
+def test_an_exercise_is_checked_by_the_cells_it_uses(path, exercise):
+    passed = verdicts(path, {}, needed(path, exercise))
+    assert {i for i, _ in passed} == {exercise} and {state for state, _ in passed.values()} == {"ok"}, passed
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
+def test_a_wrong_version_is_seen_by_no_check_that_does_not_use_it(path, first):
+    """Right and wrong exercises in turn, then the other way round: each gives in the whole lab what it gives alone."""
+    mistakes = {m.exercise: key for key, m in load_mistakes(path.name[3:5]).items()}
+    wrong = {i: mistakes[i] for i in exercises(path)[first::2] if i in mistakes}
+    together = verdicts(path, wrong)
+    for exercise in exercises(path):
+        own = verdicts(path, wrong, needed(path, exercise))
+        assert own == {check: verdict for check, verdict in together.items() if check[0] == exercise}
+        if not set(wrong) & {i for i in exercises(path) if exercise in affected(path, i)}:
+            assert {state for state, _ in own.values()} == {"ok"}
+
+
+@pytest.mark.parametrize(("path", "key"), MISTAKES, ids=lambda value: getattr(value, "stem", value))
+def test_every_wrong_version_loses_its_check_and_is_named(path, key):
+    mistake = load_mistakes(path.name[3:5])[key]
+    uses_it = affected(path, mistake.exercise)
+    found = verdicts(path, {mistake.exercise: key}, frozenset().union(*(needed(path, i) for i in uses_it)))
+    state, message = found[mistake.exercise, mistake.check]
     assert state == "FAIL" and mistake.says in message and "Reread: chapter" in message
-    elsewhere = {check: verdict for check, verdict in verdicts.items() if check[0] != mistake.exercise}
+    elsewhere = {check: verdict for check, verdict in found.items() if check[0] != mistake.exercise}
     assert all(state == "ok" for state, _ in elsewhere.values()), elsewhere
 
 

@@ -144,6 +144,44 @@ def test_the_stub_stays_a_stub(check):
         check.call(half, 3, want=1.5)
 
 
+def _in_the_engine(f):
+    """What the engine makes of an error in a part of it: one of its own."""
+    from minillm.engine.engine import EngineDeadError
+
+    try:
+        return f(3)
+    except Exception as error:
+        raise EngineDeadError("the engine is dead") from error
+
+
+def test_an_error_that_the_engine_wrapped_is_the_learners_own(check):
+    def half(x):
+        raise NotImplementedError("Exercise 98.1: halve")
+
+    with pytest.raises(NotImplementedError, match=r"Exercise 98\.1"):
+        check.run(_in_the_engine, half, want=1.5, given="the engine")
+
+    def half(x):
+        return halved  # noqa: F821
+
+    with pytest.raises(NameError, match="halved"):
+        check.run(_in_the_engine, half, want=1.5, given="the engine")
+
+    def half(x):
+        return x[0]
+
+    with pytest.raises(CheckFailed, match=r"got TypeError: .*\n.*it indexes a number"):
+        check.run(_in_the_engine, half, want=1.5, given="the engine")
+
+
+def test_a_diagnosis_ends(check, monkeypatch):
+    def half(x):
+        return x * 2
+
+    monkeypatch.setattr(checks, "DIAGNOSIS_SECONDS", 0.0)
+    assert "none of those that are known" in message(check, half, 4, want=2)
+
+
 def test_an_answer_that_writes_into_its_input_does_not_spoil_the_diagnosis(check):
     def half(x):
         x *= 2

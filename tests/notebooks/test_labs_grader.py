@@ -1,6 +1,7 @@
 """The grader on a toy lab: what a learner may do to a notebook, and what nbval alone would not survive."""
 
 import random
+import re
 
 import pytest
 from nbformat.v4 import new_code_cell
@@ -286,13 +287,62 @@ def test_endless_loops_and_dead_kernels_cost_their_exercise_only(tmp_path, monke
     notebook = learner(lab, answers)
     notebook.cells.insert(2, new_code_cell("number = 3", id="mine"))
     states, points = grade(notebook, lab, tmp_path, run_nbval)
-    loop = "still running after 1.5 s, so it was stopped: an endless loop?"
+    states = {i: (*rest, re.sub(r"after \d+ s", "after 2 s", says)) for i, (*rest, says) in states.items()}
+    loop = "still running after 2 s, so it was stopped: an endless loop? Or the machine is busy: then grade again."
     assert states["9.1"] == ("error", 0, loop), "and its second check was not waited for"
     assert states["9.2"] == ("error", 0, "the kernel died (out of memory, or a crash in compiled code)")
     assert states["9.3"] == ("error", 0, loop)
     assert states["9.4"] == ("ok", 1, ""), "the new kernel has what the old one had"
     assert states["9.5"] == ("ok", 1, ""), "the kernel runs in the notebook's folder"
     assert states["9.6"] == ("error", 1, loop) and points == 3
+
+
+def test_a_busy_machine_is_no_endless_loop(monkeypatch):
+    """A cell that gets half a processor may take twice as long; one that sleeps is stopped all the same."""
+    from queue import Empty
+
+    from minillm.course import grader_plugin
+
+    def seconds_waited(share: float, ends: float) -> float:
+        """A kernel that gets this share of a processor and replies after so many seconds."""
+        now = [0.0]
+
+        class Kernel(grader_plugin.WatchedKernel):
+            def __init__(self):
+                pass
+
+            def is_alive(self):
+                return True
+
+            def processor_seconds(self):
+                return 100 + share * now[0]
+
+            def get_message(self, stream, timeout=None):
+                now[0] += timeout
+                if now[0] < ends:
+                    raise Empty
+                return {"parent_header": {"msg_id": "m"}, "content": {"status": "ok"}}
+
+        monkeypatch.setattr(grader_plugin.time, "monotonic", lambda: now[0])
+        try:
+            Kernel().await_reply("m", timeout=12)
+        except Empty:
+            return now[0]
+        return -now[0]
+
+    assert seconds_waited(share=1.0, ends=11) == -11 and 12 < seconds_waited(share=1.0, ends=99) < 13
+    assert seconds_waited(share=0.5, ends=23) == -23 and 24 < seconds_waited(share=0.5, ends=99) < 25
+    assert 24 < seconds_waited(share=0.0, ends=99) < 25, "asleep, or on a machine that grants nothing"
+    assert 12 < seconds_waited(share=4.0, ends=99) < 13, "four threads use four seconds in one"
+
+
+def test_the_kernel_has_one_thread_unless_the_user_says_otherwise(tmp_path, monkeypatch):
+    lab = solution()
+    notebook = learner(lab, {"9.1": "import os\ndef one():\n    return int(os.environ['OMP_NUM_THREADS'])"})
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert grade(notebook, lab, tmp_path, run_nbval)[0]["9.1"][0] == "ok"
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert grade(notebook, lab, tmp_path, run_nbval)[0]["9.1"][0] == "FAIL"
 
 
 def test_a_lab_that_cannot_be_run_says_so(tmp_path, lab):
