@@ -57,7 +57,9 @@ class ScheduledBatch:
     swaps_out: list[tuple[int, int, int]] = field(default_factory=list)  # KV group, device block, host block
     swaps_in: list[tuple[int, int, int]] = field(default_factory=list)  # KV group, host block, device block
     finished_ids: list[str] = field(default_factory=list)  # rows the runner may forget
-    preempted_ids: list[str] = field(default_factory=list)  # gave up their KV since the last pass; for whoever counts
+    # For whoever counts: who gave up its KV since the last pass, and rows that were found in the prefix cache.
+    preempted_ids: list[str] = field(default_factory=list)
+    num_cached_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:

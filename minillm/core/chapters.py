@@ -31,6 +31,13 @@ NEW_FILES: dict[int, tuple[str, ...]] = {
         "scheduling/orca.py",
         "simulator/timeline.py",
     ),
+    4: ("scheduling/sarathi.py",),
+    5: (
+        "memory/prefix_cache.py",
+        "memory/radix_cache.py",
+        "memory/block_hash.py",
+        "scheduling/cache_aware.py",
+    ),
 }
 
 

@@ -52,3 +52,6 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # first entry None: nothing precedes it
     times: RequestTimes | None = None
+    num_cached_tokens: int | None = (
+        None  # of the prompt, not computed since a prefix cache had them; None: not known yet
+    )

@@ -23,7 +23,7 @@ from minillm.engine.executor import Executor, InProcessExecutor
 from minillm.engine.output_processor import OutputProcessor
 from minillm.engine.runner import ModelRunner, attention_backend
 from minillm.memory.block_pool import BlockPool
-from minillm.memory.kv_manager import KVManager, plan_geometry, plan_host_blocks
+from minillm.memory.kv_manager import KVManager, plan_geometry, plan_host_blocks, prefix_cache
 from minillm.models.tokenizer import Tokenizer
 from minillm.scheduling.scheduler import Scheduler
 
@@ -54,12 +54,13 @@ class Engine:
     ):
         # The weights' own dtype, whatever their config.json or the caller says.
         config = config.override(dtype=str(next(model.parameters()).dtype).removeprefix("torch."))
-        self.config = config = config.resolve(model.config)
+        self.device = next(model.parameters()).device
+        self.config = config = config.resolve(model.config, self.device.type)
         self.model_config, self.tokenizer = model.config, tokenizer
         eos = model.config.eos_token_ids
-        self.device = next(model.parameters()).device
         geometry = plan_geometry(config, model.kv_cache_spec(), available_kv_bytes(config, self.device))
-        self.kv = KVManager(geometry, config.max_model_len, plan_host_blocks(config, geometry), block_pool)
+        host_blocks, cache = plan_host_blocks(config, geometry), prefix_cache(config)
+        self.kv = KVManager(geometry, config.max_model_len, host_blocks, block_pool, cache)
         self.scheduler = scheduler(config, self.kv, eos)
         build = executor or (lambda *args: InProcessExecutor(ModelRunner(*args, attention)))
         self.executor = build(model, config, geometry, eos)
@@ -78,6 +79,8 @@ class Engine:
     ) -> None:
         """Queue a prompt: a string or {"prompt_token_ids": [...]}. ``params`` None: SamplingParams().
 
+        Prompts of one "cache_salt", a string beside the ids, share cached prefixes with each other and with no others.
+
         ``priority``: a smaller number goes first, with scheduling_policy="priority".
 
         Whatever can be refused is refused here: ValueError names the number and what would be right.
@@ -93,6 +96,9 @@ class Engine:
         if request_id in self.outputs.prompts or any(self.outputs.prompt_id(i) is not None for i in ids):
             raise ValueError(f"request id {request_id!r} is in use; ids must differ while a request runs")
         text, prompt_ids = self._tokenize(prompt)
+        salt = prompt.get("cache_salt") if isinstance(prompt, dict) else None
+        if not isinstance(salt, str | None):
+            raise ValueError(f"cache_salt is {salt!r}; it must be a string")
         self._refuse(prompt_ids, params)
         # A draw depends on seed and sample index, so the n samples share one seed.
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
@@ -104,6 +110,7 @@ class Engine:
                 seed,
                 sample_index=i,
                 group=request_id if params.n > 1 else None,
+                cache_salt=salt,
                 priority=priority,
                 arrival=next(self._arrivals),
             )

@@ -33,6 +33,7 @@ class PromptState:
     times: RequestTimes
     samples: dict[str, SampleState] = field(default_factory=dict)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int | None = None  # of the first sample that ran
 
 
 class OutputProcessor:
@@ -86,6 +87,8 @@ class OutputProcessor:
         for request in advanced:
             state = self._prompt_of[request.request_id]
             touched[state.request_id] = state
+            if state.num_cached_tokens is None:
+                state.num_cached_tokens = request.num_cached_tokens
             if state.times.first_token is None:
                 state.times.first_token = time.monotonic()
             stop = self._advance(state.samples[request.request_id], request, output)
@@ -180,7 +183,14 @@ class OutputProcessor:
                 del self._prompt_of[request_id]
         prompt_logprobs = None if state.prompt_logprobs is None else list(state.prompt_logprobs)
         return RequestOutput(
-            state.request_id, state.prompt, state.prompt_token_ids, outputs, finished, prompt_logprobs, state.times
+            state.request_id,
+            state.prompt,
+            state.prompt_token_ids,
+            outputs,
+            finished,
+            prompt_logprobs,
+            state.times,
+            state.num_cached_tokens,
         )
 
     def _logprobs(self, position: list[TokenLogprob]) -> dict[int, Logprob]:

@@ -51,6 +51,7 @@ BATCH = ScheduledBatch(
     block_copies=[(0, 5, 6), (1, 2, 3)],
     swaps_out=[(0, 1, 100)],
     swaps_in=[(0, 101, 2)],
+    num_cached_tokens=16,
     finished_ids=["c"],
     preempted_ids=["d"],
 )

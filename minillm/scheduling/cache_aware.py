@@ -1,0 +1,45 @@
+"""Cache-aware order (SGLang, section 3 and Theorem 3.1): who waits with the longest cached prefix goes first.
+
+Requests that share a prefix then follow one another, which walks the tree of prompts depth first: the order in which no
+prefix is ever computed twice, if the cache holds the longest request. It overtakes, and so could let one with no prefix
+in the cache wait for ever; who has been overtaken for ``patience`` passes is served by arrival.
+"""
+
+from __future__ import annotations
+
+from minillm.core.request import Request
+from minillm.memory.kv_manager import KVManager
+from minillm.scheduling.policies import Policy
+
+
+class LongestPrefixFirst(Policy):
+    """SGLang's "lpm". Nobody is displaced by it; those that run keep their order of arrival.
+
+    If more than ``most`` wait, they are served by arrival: to look them all up before every pass would cost too much.
+    """
+
+    def __init__(self, kv: KVManager, patience: int = 256, most: int = 128):
+        self.kv, self.patience, self.most = kv, patience, most
+        self._cached: dict[str, int] = {}  # of requests that wait: tokens in the cache, as of this pass
+        self._waited: dict[str, int] = {}  # passes since it began to wait
+
+    def order(self, request: Request) -> tuple[int, bool, int, int]:
+        starved = self._waited.get(request.request_id, 0) > self.patience
+        cached = 0 if starved else self._cached.get(request.request_id, 0)
+        return self.rank(request), not starved, -cached, request.arrival
+
+    def between_passes(self, waiting: list[Request]) -> bool:
+        looked_up = len(waiting) <= self.most
+        for request in waiting:
+            request_id = request.request_id
+            match = self.kv.match(request.all_token_ids, request.cache_key) if looked_up else None
+            self._cached[request_id] = match.num_tokens if match else 0
+            self._waited[request_id] = self._waited.get(request_id, 0) + 1
+        return True
+
+    def scheduled(self, request: Request, tokens: int) -> None:
+        self.finished(request)
+
+    def finished(self, request: Request) -> None:
+        self._cached.pop(request.request_id, None)
+        self._waited.pop(request.request_id, None)
