@@ -13,4 +13,5 @@ kv_spec.py          what a layer keeps of each token
 cost.py             modelled bytes, operations and time of a forward pass
 presets.py          well-known models and GPUs, for the cost model
 workloads.py        seeded sets of requests
+traces.py           readers of public traces                                               chapter 05
 """

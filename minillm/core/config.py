@@ -50,6 +50,7 @@ class EngineConfig:
     num_gpu_blocks_override  blocks instead of bytes; for contiguous KV, requests
     gpu_memory_utilization   on a GPU, the share of its memory that weights and KV cache may take together
     enable_chunked_prefill   a prompt may be computed over several passes, each of max_num_batched_tokens at most
+    enable_jump_forward      tokens that a request's grammar forces are appended without a pass for each
     prefix_cache             whose KV is kept for later prompts that begin alike: "none", "block_hash" (full blocks) or
                              "radix" (any number of tokens)
     scheduling_policy        who runs first: "fcfs", by arrival; "priority", the smaller number; "mlfq", skip-join MLFQ;
@@ -62,6 +63,7 @@ class EngineConfig:
     kv_layout: str = "contiguous"
     batching: str = "static"
     enable_chunked_prefill: bool = False
+    enable_jump_forward: bool = True
     prefix_cache: str = "none"
     scheduling_policy: str = "fcfs"
     preemption_mode: str = "recompute"
@@ -98,8 +100,9 @@ class EngineConfig:
         share = self.gpu_memory_utilization
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             raise ValueError(f"gpu_memory_utilization is {share!r}; it must be a number above 0, at most 1")
-        if not isinstance(self.enable_chunked_prefill, bool):
-            raise ValueError(f"enable_chunked_prefill is {self.enable_chunked_prefill!r}; it must be True or False")
+        for name in ("enable_chunked_prefill", "enable_jump_forward"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be True or False")
         if self.enable_chunked_prefill and self.batching != "iteration":
             raise ValueError(f"enable_chunked_prefill is True with batching {self.batching!r}; it needs 'iteration'")
         if self.prefix_cache != "none" and self.kv_layout != "paged":

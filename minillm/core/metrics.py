@@ -18,7 +18,8 @@ class EngineMetrics:
     forward_passes: int = 0
     tokens_computed: int = 0  # rows through the model, prompt and output
     tokens_cached: int = 0  # rows that were there already, in the prefix cache
-    tokens_generated: int = 0
+    tokens_generated: int = 0  # sampled or forced
+    tokens_forced: int = 0  # by a grammar, and not sampled: each would have taken its request a pass of its own
     kv_slots_reserved: int = 0
     kv_slots_used: int = 0
     preemptions: int = 0  # times a request gave up its KV to another

@@ -53,7 +53,9 @@ class OutputProcessor:
             first.prompt_token_ids,
             first.sampling_params,
             RequestTimes(arrival=time.monotonic()),
-            prompt_logprobs=[None] if first.sampling_params.prompt_logprobs is not None else None,
+            prompt_logprobs=None
+            if first.sampling_params.prompt_logprobs is None
+            else [None] * max(1, first.sampling_params.prompt_logprobs_start),
         )
         for request in requests:
             detokenizer = self.tokenizer and IncrementalDetokenizer(self.tokenizer, request.prompt_token_ids)
@@ -96,14 +98,17 @@ class OutputProcessor:
                 stopped.append((request.request_id, stop))
         return [self._emit(state) for state in touched.values()], stopped
 
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a prompt's unfinished samples with reason "abort"; its last output, or None if it is not known."""
+    def abort(self, request_id: str, why: str | None = None) -> RequestOutput | None:
+        """End a prompt's unfinished samples with reason "abort"; its last output, or None if it is not known.
+
+        ``why`` becomes their stop reason.
+        """
         state = self.prompts.get(request_id)
         if state is None:
             return None
         for sample in state.samples.values():
             if not sample.output.finished:
-                self._finish(sample, "abort", None)
+                self._finish(sample, "abort", why)
         return self._emit(state)
 
     def _advance(self, sample: SampleState, request: Request, output: ModelOutput) -> str | None:

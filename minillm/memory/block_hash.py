@@ -32,6 +32,7 @@ class BlockHashCache(PrefixCache):
         return Match(node, node.end, blocks)
 
     def lock(self, match: Match) -> Node:
+        self._check_stands(match)
         self.hold(match.node)
         return match.node
 

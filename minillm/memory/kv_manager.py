@@ -191,7 +191,8 @@ class KVManager:
     def num_used_rows(self, lengths: dict[str, int]) -> int:
         """Rows that hold a token, given how many each request has; a row shared by several counts once."""
         tables = {i: self._tables[i][0] for i in lengths}  # a token has a row in every group
-        if sum(map(len, tables.values())) == self.num_usable_blocks - self.num_free_blocks:
+        held = list(itertools.chain.from_iterable(tables.values()))
+        if len(set(held)) == len(held):
             return sum(lengths.values())  # nothing is shared
         size, used = self.geometry.block_size, {}
         for request_id, table in tables.items():

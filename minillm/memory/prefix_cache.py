@@ -89,7 +89,10 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def lock(self, match: Match) -> Node:
-        """Keep a match's tokens from eviction until the returned node is given to ``unlock``."""
+        """Keep a match's tokens from eviction until the returned node is given to ``unlock``.
+
+        IntegrityError if the cache has changed since and the match no longer stands.
+        """
 
     # -- what all have in common -------------------------------------------------------------------------------------
 
@@ -177,15 +180,22 @@ class PrefixCache(ABC):
             if any(not self.pool.ref_counts[block] for entry in node.blocks for block in entry):
                 raise IntegrityError(f"{where} holds a free block")
             if not node.locks:
-                used = [b for entry in node.blocks for b in entry if self.pool.ref_counts[b] > held[b]]
+                own = node.blocks[len(node.blocks) - self._num_own(node) :]
+                used = [b for entry in own for b in entry if self.pool.ref_counts[b] > held[b]]
                 if used:
                     raise IntegrityError(f"{where} is idle and somebody uses its block {used[0]}")
-                idle += self._num_own(node) * len(node.blocks[0])
+                idle += len(own) * len(node.blocks[0])
                 if not node.children and leaves.get(id(node)) != node.last_use:
                     raise IntegrityError(f"{where} is an idle leaf that eviction would not find")
         if idle != self.num_idle_blocks:
             raise IntegrityError(f"{idle} blocks are idle, {self.num_idle_blocks} are counted")
         return True
+
+    @staticmethod
+    def _check_stands(match: Match) -> None:
+        node = match.node
+        if match.num_tokens and (node.parent is None or not node.start < match.num_tokens <= node.end):
+            raise IntegrityError("a match was evicted or split before it was locked; ask again")
 
     def _root(self, extra: Hashable) -> Node:
         return self._roots.get(extra) or Node(None, (), [], detail=extra)

@@ -35,6 +35,7 @@ class RadixCache(PrefixCache):
         return Match(node, done, blocks)
 
     def lock(self, match: Match) -> Node:
+        self._check_stands(match)
         node = match.node
         if match.num_tokens < node.end:
             node = self._split(node, match.num_tokens - node.start)

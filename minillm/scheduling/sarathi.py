@@ -7,7 +7,8 @@ prompts are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from minillm.core.request import Request
 from minillm.scheduling.iteration import IterationBatching
@@ -40,3 +41,75 @@ def largest_budget(step_seconds: Mapping[int, float], target: float) -> int:
         fastest = "nothing was measured" if smallest is None else f"{smallest} tokens take {step_seconds[smallest]:.4f}"
         raise ValueError(f"target is {target} seconds between tokens; {fastest}")
     return best
+
+
+# -- Algorithm 3 to read: plain data, in passes ------------------------------------------------------------------------
+
+
+@dataclass
+class Job:
+    """A request as Algorithm 3 sees it, beside the output length that nobody knows. Arrival in passes."""
+
+    name: str
+    prompt: int
+    output: int
+    arrival: int = 0
+    computed: int = 0  # tokens of its prompt whose KV is there
+    made: int = 0  # tokens of its output
+
+
+def first_stall(trace: list[dict[str, int]], jobs: list[Job]) -> tuple[int, str] | None:
+    """(pass, name) where one that decodes is left out; None if nowhere."""
+    had = dict.fromkeys((job.name for job in jobs), 0)
+    for n, plan in enumerate(trace):
+        for job in jobs:
+            decodes = job.prompt <= had[job.name] < job.prompt + job.output - 1
+            if decodes and not plan.get(job.name):
+                return n, job.name
+            had[job.name] += plan.get(job.name, 0)
+    return None
+
+
+def next_pass(batch: list[Job], queue: list[Job], budget: int, can_allocate: Callable[[Job], bool]) -> dict[str, int]:
+    """Tokens that the next pass computes, by name. Who joins moves from ``queue`` to ``batch``."""
+    plan = {}
+    for job in batch:  # all that decode, whatever the budget
+        if job.computed == job.prompt:
+            plan[job.name] = 1
+    for job in batch:  # then prompts that have begun
+        left = budget - sum(plan.values())
+        if job.computed < job.prompt and left > 0:
+            plan[job.name] = min(job.prompt - job.computed, left)
+    while queue and can_allocate(queue[0]) and sum(plan.values()) < budget:
+        job = queue.pop(0)  # then new ones
+        plan[job.name] = min(job.prompt, budget - sum(plan.values()))
+        batch.append(job)
+    return plan
+
+
+def stall_free(jobs: list[Job], seats: int, budget: int, next_pass: Callable = next_pass) -> list[dict[str, int]]:
+    """Serve jobs, given in order of arrival: the plan of every pass. Whoever has a seat can be allocated."""
+    coming, queue, batch, trace = list(jobs), [], [], []
+    while coming or queue or batch:
+        while coming and coming[0].arrival <= len(trace):
+            queue.append(coming.pop(0))
+        plan = next_pass(batch, queue, budget, lambda _: len(batch) < seats)
+        trace.append(plan)
+        for job in list(batch):
+            new = plan.get(job.name, 0)
+            if job.computed < job.prompt:
+                job.computed += new
+            if new and job.computed == job.prompt:  # its last row gives a token
+                job.made += 1
+            if job.made == job.output:
+                batch.remove(job)
+    return trace
+
+
+def rows_read_again(chunks: list[int]) -> int:
+    """KV rows that the chunks of one prompt read of chunks before them; N equal ones of c: c · N(N − 1)/2."""
+    written = again = 0
+    for chunk in chunks:
+        again += written
+        written += chunk
+    return again

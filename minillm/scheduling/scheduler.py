@@ -335,9 +335,12 @@ class Scheduler:
 
     def _cached(self, request: Request) -> Match | None:
         """What the prefix cache has of a request that has no rows of its own."""
-        if request.num_computed_tokens or request.sampling_params.prompt_logprobs is not None:
-            return None  # the latter wants to see every prompt token computed
-        return self.kv.match(request.all_token_ids, request.cache_key)
+        if request.num_computed_tokens:
+            return None
+        params, tokens = request.sampling_params, request.all_token_ids
+        if params.prompt_logprobs is not None:  # it wants to see every prompt token computed from there on
+            tokens = tokens[: params.prompt_logprobs_start]
+        return self.kv.match(tokens, request.cache_key) if tokens else None
 
     @staticmethod
     def _prompt_is_there(source: Request, batch: ScheduledBatch) -> bool:
