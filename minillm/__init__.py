@@ -1,8 +1,10 @@
 """minillm: fifteen papers, one engine.
 
 The rooms, in the order they import each other (each ``__init__`` lists its files):
-cli, course, bench, serving, llm, simulator and training, engine, scheduling, memory, models, parallel, compute,
-kernels, core.
+cli, course, bench, serving, llm and programs, simulator and training, engine, scheduling, memory, models, parallel,
+compute, kernels, core.
+
+programs.py   a language of calls: gen, select, fork, join (SGLang's front end)      chapter 05
 """
 
 from importlib import import_module
@@ -13,8 +15,13 @@ _PUBLIC = {
     "Engine": "minillm.engine.engine",
     "EngineConfig": "minillm.core.config",
     "SamplingParams": "minillm.core.sampling_params",
+    "StructuredOutputsParams": "minillm.core.sampling_params",
     "RequestOutput": "minillm.core.outputs",
     "CompletionOutput": "minillm.core.outputs",
+    "function": "minillm.programs",
+    "gen": "minillm.programs",
+    "select": "minillm.programs",
+    "run_programs": "minillm.programs",
 }
 __all__ = list(_PUBLIC)
 __version__ = "0.1.0"

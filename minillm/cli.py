@@ -1,4 +1,4 @@
-"""The command line: minillm generate, chat, fetch, build, lab, mine, quiz, note, doctor, bench."""
+"""The command line: minillm generate, chat, fetch, build, lab, mine, quiz, note, doctor, bench, trace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from contextlib import contextmanager
 
 from minillm.core.config import CHOICES, LAST_BUILT, EngineConfig
-from minillm.core.sampling_params import SamplingParams
+from minillm.core.sampling_params import SamplingParams, StructuredOutputsParams
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,6 +46,8 @@ def _parser() -> argparse.ArgumentParser:
     _sampling_arguments(generate, max_tokens=64)
     generate.add_argument("--n", type=int, default=1, help="samples of each prompt (needs --temperature)")
     generate.add_argument("--ignore-eos", action="store_true", help="go on past the model's end token")
+    generate.add_argument("--json-schema", default=None, metavar="FILE", help="text obeys the JSON schema in FILE")
+    generate.add_argument("--regex", default=None, metavar="REGEX", help="text matches this regular expression")
     generate.add_argument("--stats", action="store_true", help="print the engine's counters to stderr afterwards")
 
     chat = command("chat", _chat, "Talk to a chat model. Ctrl-C stops an answer; /reset forgets, /exit or Ctrl-D ends.")
@@ -125,7 +127,23 @@ def _parser() -> argparse.ArgumentParser:
     peers = ["transformers", "transformers-continuous"]
     bench.add_argument("--against", choices=peers, default=None, help="run the peer beside us, interleaved")
     bench.add_argument("--repeats", type=int, default=3, help="runs of each batch; the median counts")
+    bench.add_argument(
+        "--stalls", action="store_true", help="gaps of running requests while long prompts come, whole or in chunks"
+    )
     bench.add_argument("--json", action="store_true", help="machine-readable, with machine and versions")
+
+    trace = command(
+        "trace",
+        _trace,
+        "Hit rates of a prefix cache on a public trace: Mooncake's JSON lines, whose hash_ids stand for blocks of 512 "
+        "tokens. Beside them, least recently used blocks that know of no prefixes, as in published replays.",
+    )
+    trace.add_argument("file", help="such as conversation_trace.jsonl, from kvcache-ai/Mooncake")
+    trace.add_argument(
+        "--blocks", type=int, nargs="+", default=[1000, 10_000, 100_000], help="capacities of the cache to try"
+    )
+    trace.add_argument("--cache", choices=[c for c in CHOICES["prefix_cache"] if c != "none"], default="radix")
+    trace.add_argument("--json", action="store_true", help="machine-readable")
     return parser
 
 
@@ -163,6 +181,16 @@ def _sampling_params(args, **more) -> SamplingParams:
     )
 
 
+def _structured(args) -> StructuredOutputsParams | None:
+    if args.json_schema is None and args.regex is None:
+        return None
+    schema = None
+    if args.json_schema is not None:
+        with open(args.json_schema, encoding="utf-8") as file:
+            schema = file.read()
+    return StructuredOutputsParams(json=schema, regex=args.regex)
+
+
 def _config(args, **more) -> EngineConfig:
     return EngineConfig.at_chapter(
         args.chapter, dtype=args.dtype, device=args.device, max_model_len=args.max_model_len, **more
@@ -182,7 +210,7 @@ def _parts(args) -> str | None:
 
 
 def _generate(args) -> int:
-    params = _sampling_params(args, n=args.n, ignore_eos=args.ignore_eos)
+    params = _sampling_params(args, n=args.n, ignore_eos=args.ignore_eos, structured_outputs=_structured(args))
     prompts = [sys.stdin.read() if prompt == "-" else prompt for prompt in args.prompts]
     with _load(args) as llm:
         if len(prompts) == 1 and args.n == 1:
@@ -410,7 +438,12 @@ def _bench(args) -> int:
         def say(what: str) -> None:
             progress.update(task, description=what)
 
-        if args.requests is None:
+        if args.stalls:
+            EngineConfig.at_chapter(4)  # refused where the package ends before chunks
+            from minillm.bench.stalls import stalls_rows
+
+            rows = list(stalls_rows(args.model, args.dtype, repeats=args.repeats, progress=say))
+        elif args.requests is None:
             from minillm.bench.scoreboard import scoreboard_rows
 
             chapters = range(LAST_BUILT + 1) if args.chapters is None else args.chapters
@@ -429,10 +462,34 @@ def _bench(args) -> int:
                 )
             )
     if args.json:
-        dtype = "float32" if args.requests is None else args.dtype
+        dtype = "float32" if args.requests is None and not args.stalls else args.dtype
         print(json.dumps({"machine": describe(), "model": args.model, "dtype": dtype, "rows": rows}, indent=1))
     else:
         _print_rows(rows)
+    return 0
+
+
+def _trace(args) -> int:
+    EngineConfig.at_chapter(5)  # refused where the package ends before prefix caches
+    from minillm.core.traces import read_mooncake
+    from minillm.simulator.prefixes import optimal_hit_rate, replay, replay_lru
+
+    prompts = [request.hash_ids for request in read_mooncake(args.file)]
+    rows = [
+        {
+            "blocks": blocks,
+            args.cache: round(replay(prompts, args.cache, blocks, compute_last=False).hit_rate, 4),
+            "LRU without prefixes": round(replay_lru(prompts, blocks).hit_rate, 4),
+        }
+        for blocks in args.blocks
+    ]
+    best = round(optimal_hit_rate(prompts, compute_last=False), 4)
+    if args.json:
+        print(json.dumps({"requests": len(prompts), "optimum": best, "rows": rows}, indent=1))
+    else:
+        print(f"{len(prompts):,} requests, {sum(map(len, prompts)):,} blocks; at best {best:.4f} of them are hits")
+        rates = [name for name in rows[0] if name != "blocks"]
+        _print_rows([row | {name: f"{row[name]:.4f}" for name in rates} for row in rows])
     return 0
 
 
@@ -441,6 +498,7 @@ def _print_rows(rows: list[dict]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
+    rows = [dict.fromkeys(rows[-1], "") | row for row in rows]  # the last one has all columns
     for name in rows[0]:
         title = {"modelled_hbm_bytes": "modelled HBM MB", "tokens_per_second": "tokens/s"}.get(name, name)
         table.add_column(title.replace("_", " "), justify="right", overflow="fold")

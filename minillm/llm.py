@@ -30,7 +30,7 @@ class LLM:
     config       an EngineConfig, such as ``EngineConfig.at_chapter(0)``; None: the full engine
     parts        in place of the engine's own: {"attention": f, "scheduler": g}, factories called as Engine says; or
                  "mine", those that you wrote in the labs and that stand in work/mine
-    attention, scheduler, block_pool   the same, one by one
+    attention, scheduler, block_pool, prefix_cache   the same, one by one
     engine_args  any EngineConfig argument, by vLLM's names; they override ``config``
 
     Use it as a context manager, or ``close`` it: the KV cache is given back then and not before.
@@ -45,9 +45,13 @@ class LLM:
         attention: Callable | None = None,
         scheduler: Callable | None = None,
         block_pool: Callable | None = None,
+        prefix_cache: Callable | str | None = None,
         **engine_args,
     ):
-        parts = _chosen(parts, attention=attention, scheduler=scheduler, block_pool=block_pool)
+        if isinstance(prefix_cache, str):  # the engine argument of this name, not a part
+            engine_args["prefix_cache"], prefix_cache = prefix_cache, None
+        single = {"scheduler": scheduler, "block_pool": block_pool, "prefix_cache": prefix_cache}
+        parts = _chosen(parts, attention=attention, **single)
         config = (config or EngineConfig.latest()).override(**engine_args)
         self.folder = folder = resolve(model)
         device = config.device
@@ -120,6 +124,33 @@ class LLM:
         """
         return self._stream(self._add(prompts, sampling_params))
 
+    def enqueue(
+        self,
+        prompts: Prompt | list[Prompt],
+        sampling_params: SamplingParams | list[SamplingParams] | None = None,
+        priority: list[int] | None = None,
+    ) -> list[str]:
+        """Queue prompts as ``generate`` does, and return their ids at once, for ``poll`` and ``abort``."""
+        return self._add(prompts, sampling_params, priority)
+
+    def poll(self, request_ids: list[str]) -> list[RequestOutput]:
+        """What came of these prompts since the last call; if nothing has, after one forward pass.
+
+        Prompts of others go on in that pass too. With its last output a prompt is gone: do not ask for it again.
+        """
+        arrived = self._arrived(request_ids)
+        if not arrived:
+            outputs = self.engine.step()
+            if not outputs and not self.engine.has_runnable_requests():
+                raise RuntimeError(
+                    f"prompts {', '.join(request_ids)} were ended elsewhere or are blocked; end them with LLM.abort"
+                )
+            for output in outputs:
+                if output.request_id in self._inbox:
+                    self._inbox[output.request_id].append(output)
+            arrived = self._arrived(request_ids)
+        return arrived
+
     def abort(self, request_id: str | list[str]) -> None:
         """End prompts by the ``request_id`` of their outputs; their last output says "abort"."""
         for i in [request_id] if isinstance(request_id, str) else request_id:
@@ -175,24 +206,23 @@ class LLM:
         try:
             yield None
             while waiting:
-                arrived = [output for i in waiting for output in self._inbox[i]]
-                for i in waiting:
-                    self._inbox[i].clear()
-                if not arrived:
-                    outputs = self.engine.step()
-                    if not outputs and not self.engine.has_runnable_requests():
-                        raise RuntimeError(
-                            f"prompts {', '.join(waiting)} were ended elsewhere or are blocked; end them with LLM.abort"
-                        )
-                    for output in outputs:
-                        if output.request_id in self._inbox:
-                            self._inbox[output.request_id].append(output)
-                for output in arrived:
+                for output in self.poll(list(waiting)):
                     if output.finished:
-                        del waiting[output.request_id], self._inbox[output.request_id]
+                        del waiting[output.request_id]
                     yield output
         finally:
             self._forget(list(waiting))
+
+    def _arrived(self, ids: list[str]) -> list[RequestOutput]:
+        """Empty the boxes of these prompts, and take away those of the finished ones."""
+        arrived = []
+        for i in ids:
+            outputs = self._inbox[i]
+            self._inbox[i] = []
+            if outputs and outputs[-1].finished:
+                del self._inbox[i]
+            arrived += outputs
+        return arrived
 
     def _forget(self, ids: list[str]) -> None:
         for i in ids:

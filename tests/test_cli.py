@@ -1,6 +1,7 @@
 """The command line, run in this process where that is enough, as a process where signals matter."""
 
 import json
+import re
 import shutil
 import signal
 import socket
@@ -78,7 +79,7 @@ def test_errors_are_one_line_and_status_one(capsys, args, message):
 
 
 def test_help_of_every_command_explains_it(capsys):
-    for command in ("generate", "chat", "fetch", "doctor", "bench"):
+    for command in ("generate", "chat", "fetch", "doctor", "bench", "trace"):
         with pytest.raises(SystemExit) as ended:
             main([command, "--help"])
         assert ended.value.code == 0 and len(capsys.readouterr().out) > 200
@@ -90,6 +91,45 @@ def test_doctor_lists_what_is_there(capsys):
     assert found["model tiny"]["ok"] and found["torch"]["ok"]
     assert main(["doctor"]) == 0
     assert "model tiny" in capsys.readouterr().out
+
+
+@pytest.fixture
+def trace_file(tmp_path):
+    """A few requests of Mooncake's form; the first block is a system prompt."""
+    path = tmp_path / "trace.jsonl"
+    hash_ids = [[0, 1, 2], [3, 4], [0, 1, 2], [0, 5]]
+    lines = (
+        {"timestamp": 100 * i, "input_length": 512 * len(ids) - 7, "output_length": 9, "hash_ids": ids}
+        for i, ids in enumerate(hash_ids)
+    )
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize("cache", ["radix", "block_hash"])
+def test_trace_prints_hit_rates(capsys, trace_file, cache):
+    args = ["trace", str(trace_file), "--blocks", "4", "100", "--cache", cache]
+    assert main([*args, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    # Ten blocks, six different ones. With room for four, [3, 4] costs our caches block 2 and LRU block 0.
+    assert (report["requests"], report["optimum"]) == (4, 0.4)
+    assert report["rows"] == [
+        {"blocks": 4, cache: 0.3, "LRU without prefixes": 0.1},
+        {"blocks": 100, cache: 0.4, "LRU without prefixes": 0.4},
+    ]
+    assert main(args) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("4 requests, 10 blocks; at best 0.4000 of them are hits") and "0.3000" in printed
+
+
+def test_trace_refuses_what_is_none(capsys, trace_file):
+    assert main(["trace", str(trace_file), "--blocks", "2"]) == 1
+    assert "a prompt takes 3 blocks of 1; the cache has 2" in capsys.readouterr().err
+    trace_file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+    assert main(["trace", str(trace_file)]) == 1
+    assert "trace.jsonl, line 1: no JSON" in capsys.readouterr().err
+    assert main(["trace", str(trace_file.with_name("nowhere"))]) == 1
+    assert "No such file" in capsys.readouterr().err
 
 
 def test_bench_of_the_scoreboard_against_a_peer(capsys):
@@ -108,6 +148,14 @@ def test_bench_rows_as_json(capsys):
         assert row["output_tokens"] == 4 * row["requests"]
         assert row["ratio"] == pytest.approx(row["ours"] / row["peer"])
     assert report["machine"]["torch"]
+
+
+def test_bench_of_stalls(capsys):
+    assert main(["bench", "--stalls", "--repeats", "1", "--dtype", "float32", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    whole, chunked = report["rows"]
+    assert (whole["chapter"], chunked["chapter"], report["dtype"]) == (3, 4, "float32")
+    assert "gap_p99_ratio" not in whole and chunked["budget"] == 256 and chunked["gap_max_ratio"] > 0
 
 
 def chat(folder, *args, **more):
@@ -166,3 +214,19 @@ def test_bench_of_skewed_requests_against_a_peer(capsys, peer):
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert 4 * 16 <= row["output_tokens"] <= 4 * 128
     assert row["ratio"] == pytest.approx(row["ours"] / row["peer"])
+
+
+def test_generate_by_regex_and_by_schema(capsys, tmp_path):
+    tail = ["--dtype", "float32", "--max-tokens", "24"]
+    assert main(["generate", "Born in ", "--regex", "1[78][0-9]{2}", *tail]) == 0
+    assert re.fullmatch("Born in 1[78][0-9]{2}\n", capsys.readouterr().out)
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object", "properties": {"year": {"enum": [1811, 1813]}}, "required": ["year"]}')
+    assert main(["generate", "As JSON: ", "--json-schema", str(schema), *tail]) == 0
+    assert '{"year":18' in capsys.readouterr().out
+    for wrong, says in (("(", "unclosed group"), ("a", "json and regex")):
+        more = ["--json-schema", str(schema)] if wrong == "a" else []
+        assert main(["generate", "x", "--regex", wrong, *more, *tail]) == 1
+        assert says in capsys.readouterr().err
+    assert main(["generate", "x", "--json-schema", str(tmp_path / "nowhere"), *tail]) == 1
+    assert "nowhere" in capsys.readouterr().err

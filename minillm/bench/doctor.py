@@ -76,6 +76,12 @@ def examine() -> list[Finding]:
         Finding(
             "JupyterLab", version("jupyterlab") or "none", version("jupyterlab") is not None, "make course opens it"
         ),
+        Finding(
+            "llguidance",
+            version("llguidance") or "none",
+            version("llguidance") is not None,
+            "outputs that obey a JSON schema, a regular expression or a grammar",
+        ),
         Finding("browser for tests", browser or "none", browser is not None, "make browser skips without Chromium"),
         Finding("test packages", "there" if packages else "not all", packages, "pip install -e '.[dev]' brings them"),
     ]

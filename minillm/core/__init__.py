@@ -14,4 +14,5 @@ cost.py             modelled bytes, operations and time of a forward pass
 presets.py          well-known models and GPUs, for the cost model
 workloads.py        seeded sets of requests
 store.py            the folder for what is fetched or built
+traces.py           readers of public traces                                               chapter 05
 """

@@ -18,7 +18,7 @@ class NewRequest:
 
     request_id: str
     prompt_token_ids: list[int]
-    output_token_ids: list[int]  # not empty if it was preempted before this runner met it
+    output_token_ids: list[int]  # not empty if forced, or if it was preempted before this runner met it
     sampling_params: SamplingParams
     seed: int
     sample_index: int
@@ -57,7 +57,9 @@ class ScheduledBatch:
     swaps_out: list[tuple[int, int, int]] = field(default_factory=list)  # KV group, device block, host block
     swaps_in: list[tuple[int, int, int]] = field(default_factory=list)  # KV group, host block, device block
     finished_ids: list[str] = field(default_factory=list)  # rows the runner may forget
-    preempted_ids: list[str] = field(default_factory=list)  # gave up their KV since the last pass; for whoever counts
+    # For whoever counts: who gave up its KV since the last pass, and rows that were found in the prefix cache.
+    preempted_ids: list[str] = field(default_factory=list)
+    num_cached_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -92,12 +94,15 @@ class ModelOutput:
     """What one forward pass gave. Requests whose known tokens are not all computed yet have no entry in ``sampled``."""
 
     step: int
-    sampled: dict[str, list[int]] = field(default_factory=dict)  # accepted drafts and one more; usually one token
+    # Accepted drafts, one more, and what a grammar forces after it; usually one token.
+    sampled: dict[str, list[int]] = field(default_factory=dict)
     logprobs: dict[str, list[list[TokenLogprob]]] = field(default_factory=dict)  # per token, the sampled one first
     # Per prompt token computed in this pass, the actual one first; its first token has no entry.
     prompt_logprobs: dict[str, list[list[TokenLogprob]]] = field(default_factory=dict)
     draft_token_ids: dict[str, list[int]] = field(default_factory=dict)  # proposed for the next step
     draft_parents: dict[str, list[int]] = field(default_factory=dict)
+    num_forced: dict[str, int] = field(default_factory=dict)  # of the sampled ones, those at the end that were forced
+    failed: dict[str, str] = field(default_factory=dict)  # requests that cannot go on, and why; nothing was sampled
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -31,6 +31,22 @@ NEW_FILES: dict[int, tuple[str, ...]] = {
         "scheduling/orca.py",
         "simulator/timeline.py",
     ),
+    4: (
+        "scheduling/sarathi.py",
+        "bench/stalls.py",
+    ),
+    5: (
+        "memory/prefix_tree.py",
+        "memory/prefix_cache.py",
+        "memory/radix_cache.py",
+        "memory/block_hash.py",
+        "scheduling/cache_aware.py",
+        "core/traces.py",
+        "engine/structured.py",
+        "programs.py",
+        "simulator/prefixes.py",
+        "bench/sharing.py",
+    ),
 }
 
 

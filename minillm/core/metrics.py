@@ -17,7 +17,9 @@ class EngineMetrics:
 
     forward_passes: int = 0
     tokens_computed: int = 0  # rows through the model, prompt and output
-    tokens_generated: int = 0
+    tokens_cached: int = 0  # rows that were there already, in the prefix cache
+    tokens_generated: int = 0  # sampled or forced
+    tokens_forced: int = 0  # by a grammar, and not sampled: each would have taken its request a pass of its own
     kv_slots_reserved: int = 0
     kv_slots_used: int = 0
     preemptions: int = 0  # times a request gave up its KV to another
@@ -34,7 +36,8 @@ class EngineMetrics:
             self.kv_slots_reserved, self.kv_slots_used = reserved, used
 
     def record_moves(self, batch: ScheduledBatch) -> None:
-        """Count who gave way before a pass, and the blocks that move before it."""
+        """Count who gave way before a pass, the blocks that move before it and the rows it need not compute."""
+        self.tokens_cached += batch.num_cached_tokens
         self.preemptions += len(batch.preempted_ids)
         self.blocks_copied += len(batch.block_copies)
         self.blocks_swapped += len(batch.swaps_out) + len(batch.swaps_in)

@@ -24,7 +24,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None  # of the sampled tokens; None unless logprobs were asked for
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None  # "stop", "length" or "abort"; None while it runs
-    stop_reason: int | str | None = None  # the stop token or stop string; None for the model's own end token
+    stop_reason: int | str | None = None  # stop token or string, None for the model's end token; or why it failed
     delta: str = ""  # text added since the output before this one
 
     @property
@@ -50,5 +50,9 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # first entry None: nothing precedes it
+    # The first entry is None, as nothing precedes it, and so are those before prompt_logprobs_start.
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     times: RequestTimes | None = None
+    num_cached_tokens: int | None = (
+        None  # of the prompt, not computed since a prefix cache had them; None: not known yet
+    )

@@ -56,6 +56,20 @@ PARTS = (
         interface="minillm.scheduling.scheduler.Scheduler",
         default="minillm.scheduling.scheduler.Scheduler",
     ),
+    Part(
+        "scheduler",
+        chapter=4,
+        exercise="4.6",
+        interface="minillm.scheduling.scheduler.Scheduler",
+        default="minillm.scheduling.scheduler.Scheduler",
+    ),
+    Part(
+        "prefix_cache",
+        chapter=5,
+        exercise="5.6",
+        interface="minillm.memory.prefix_cache.PrefixCache",
+        default="minillm.memory.radix_cache.RadixCache",
+    ),
 )
 
 

@@ -30,11 +30,13 @@ class Request:
     sample_index: int = 0  # which of the n samples of its prompt
     group: str | None = None  # the prompt, if it has several samples: they may share its KV
     adapter_id: str | None = None
+    cache_salt: str | None = None  # prefixes are shared only among requests of equal salt
     priority: int = 0  # smaller runs earlier
     arrival: int = 0  # running number given by the engine
     status: RequestStatus = RequestStatus.WAITING
     blocked_on: str | None = None  # what a BLOCKED request waits for
     num_computed_tokens: int = 0
+    num_cached_tokens: int | None = None  # of the prompt, found in the prefix cache when it first ran
     num_preemptions: int = 0
     output_token_ids: list[int] = field(default_factory=list)
     draft_token_ids: list[int] = field(default_factory=list)
@@ -49,6 +51,11 @@ class Request:
     @property
     def all_token_ids(self) -> list[int]:
         return self.prompt_token_ids + self.output_token_ids
+
+    @property
+    def cache_key(self) -> tuple[str | None, str | None]:
+        """What must be equal, beside the tokens, for KV to be shared."""
+        return self.adapter_id, self.cache_salt
 
     @property
     def finished(self) -> bool:

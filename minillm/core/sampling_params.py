@@ -2,13 +2,69 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 
 # Beyond these, float32 logits would overflow to infinity and probabilities to NaN.
 LARGEST_BIAS = 1e6
 LARGEST_PENALTY = 1e6
+
+
+@dataclass
+class StructuredOutputsParams:
+    """What an output must look like: exactly one of json, regex, choice, grammar and json_object.
+
+    json         a JSON schema, as a dict or as text
+    regex        a regular expression that the whole output matches (Rust's syntax: no look-around, no back references)
+    choice       strings, one of which is the output
+    grammar      a context-free grammar, in Lark's notation (begins with ``start:``) or llama.cpp's GBNF
+    json_object  any JSON object
+    disable_any_whitespace   JSON without any space between its parts. vLLM's default is False. Here it is True: where
+                 spaces may stand, a model may write them for ever, and nothing there is forced
+    """
+
+    json: str | dict | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = True
+
+    def __post_init__(self) -> None:
+        if self.json_object not in (None, False, True):
+            raise ValueError(f"json_object is {self.json_object!r}; it must be True or None")
+        self.json_object = self.json_object or None
+        if not isinstance(self.disable_any_whitespace, bool):
+            raise ValueError(f"disable_any_whitespace is {self.disable_any_whitespace!r}; it must be True or False")
+        kinds = ("json", "regex", "choice", "grammar", "json_object")
+        given = [name for name in kinds if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"structured_outputs has {' and '.join(given) or 'nothing'}; give exactly one of {', '.join(kinds)}"
+            )
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"{name} is {value!r}; it must be a string")
+        self.choice = _as_list("choice", self.choice)
+        if self.choice is not None and not (self.choice and all(isinstance(c, str) and c for c in self.choice)):
+            raise ValueError(f"choice is {self.choice!r}; it must hold strings of at least one character")
+        if self.json is not None:
+            self._check_schema()
+
+    def _check_schema(self) -> None:
+        try:
+            schema = json.loads(self.json) if isinstance(self.json, str) else json.loads(json.dumps(self.json))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"json is {self.json!r}, which is no JSON ({error}); it must be a JSON schema") from None
+        if not isinstance(schema, dict):
+            raise ValueError(f"json is {self.json!r}; a JSON schema is an object")
+
+    def key(self) -> str:
+        """Equal for equal grammars."""
+        return json.dumps(vars(self))
 
 
 @dataclass
@@ -28,11 +84,16 @@ class SamplingParams:
     ignore_eos           go on past the model's end tokens
     logprobs             log-probabilities of this many most likely tokens at each position, and of the sampled one
     prompt_logprobs      the same for every prompt token after the first
+    prompt_logprobs_start   only from this position of the prompt on, so that a prefix cache may serve what is before
+                         (SGLang's logprob_start_len)
     presence_penalty     subtracted from the logit of every token that is in the output
     frequency_penalty    subtracted once for each time it is there
     repetition_penalty   divides positive logits and multiplies negative ones of tokens in prompt or output
     logit_bias           token id -> number added to its logit
     allowed_token_ids    sample from these tokens only
+    structured_outputs   a grammar that the output obeys, StructuredOutputsParams or a dict of its fields; the output
+                         ends where the grammar does, or earlier at max_tokens or a stop string. Not with ignore_eos,
+                         min_tokens or allowed_token_ids
     """
 
     n: int = 1
@@ -49,11 +110,13 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self.stop = _as_list("stop", [self.stop] if isinstance(self.stop, str) else self.stop) or []
@@ -70,6 +133,7 @@ class SamplingParams:
         self._whole("min_tokens", 0)
         self._whole("logprobs", 0, optional=True)
         self._whole("prompt_logprobs", 0, optional=True)
+        self._whole("prompt_logprobs_start", 0)
         self._whole("seed", 0, 2**64 - 1, optional=True)
         self._real("temperature", 0.0)
         self._real("top_p", 0.0, 1.0, low_open=True)
@@ -92,6 +156,7 @@ class SamplingParams:
             for token in tokens:
                 if isinstance(token, bool) or not isinstance(token, int) or token < 0:
                     raise ValueError(f"{name} holds {token!r}; token ids are whole numbers, at least 0")
+        self.structured_outputs = _structured(self.structured_outputs)
         if self.min_tokens and self.allowed_token_ids and {*self.allowed_token_ids} <= {*self.stop_token_ids}:
             raise ValueError(
                 f"allowed_token_ids is {self.allowed_token_ids}, all of them stop tokens, which min_tokens "
@@ -128,6 +193,18 @@ class SamplingParams:
             bound = f"above {low}" if low_open else f"at least {low}"
             bound += "" if high == math.inf else f" and at most {high}"
             raise ValueError(f"{name} is {value!r}; it must be a finite number, {bound}")
+
+
+def _structured(value) -> StructuredOutputsParams | None:
+    if isinstance(value, dict):  # from JSON
+        try:
+            return StructuredOutputsParams(**value)
+        except TypeError:
+            known = ", ".join(f.name for f in fields(StructuredOutputsParams))
+            raise ValueError(f"structured_outputs is {value!r}; its fields are {known}") from None
+    if value is not None and not isinstance(value, StructuredOutputsParams):
+        raise ValueError(f"structured_outputs is {value!r}; it must be StructuredOutputsParams or None")
+    return value
 
 
 def _as_list(name: str, value) -> list | None:

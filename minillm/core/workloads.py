@@ -121,5 +121,110 @@ def scoreboard(vocab_size: int, requests: int = 32, seed: int = 0) -> list[Workl
     return workload
 
 
+def few_shot(
+    tasks: int = 4,
+    questions: int = 8,
+    examples: int = 5,
+    example_len: int = 45,
+    question_len: int = 24,
+    output_len: int = 4,
+    vocab_size: int = 2048,
+    seed: int = 0,
+) -> list[WorkloadRequest]:
+    """Few-shot questions (MMLU in SGLang's evaluation): each task's questions stand behind its own examples.
+
+    Prompt: examples · example_len shared tokens, then 1 to question_len of its own. Shape: ``tasks`` trees of two
+    levels.
+    """
+    rng = random.Random(f"few-shot {seed}")
+    groups = []
+    for _ in range(tasks):
+        shared = _ids(rng, examples * example_len, vocab_size)
+        own = (_ids(rng, rng.randint(1, question_len), vocab_size) for _ in range(questions))
+        groups.append([shared + question for question in own])
+    return _interleaved(rng, groups, output_len)
+
+
+def chat(
+    conversations: int = 6,
+    turns: int = 5,
+    system_len: int = 64,
+    turn_len: int = 32,
+    answer_len: int = 48,
+    vocab_size: int = 2048,
+    seed: int = 0,
+) -> list[WorkloadRequest]:
+    """Chats of several turns behind one system prompt: a turn's prompt is all that was said, then 1 to turn_len tokens.
+
+    What a model answered cannot be known ahead, so answers of exactly ``answer_len`` tokens are made up and put into
+    later prompts; who serves this gets no hit on its own output. Shape: a stem, then one path for each conversation,
+    every prompt the beginning of the next.
+    """
+    rng = random.Random(f"chat {seed}")
+    system = _ids(rng, system_len, vocab_size)
+    groups = []
+    for _ in range(conversations):
+        said, prompts = list(system), []
+        for _ in range(turns):
+            said = said + _ids(rng, rng.randint(1, turn_len), vocab_size)
+            prompts.append(said)
+            said = said + _ids(rng, answer_len, vocab_size)
+        groups.append(prompts)
+    return _interleaved(rng, groups, answer_len)
+
+
+def tree_of_thought(
+    problems: int = 3,
+    depth: int = 3,
+    branches: int = 3,
+    problem_len: int = 128,
+    thought_len: int = 24,
+    vocab_size: int = 2048,
+    seed: int = 0,
+) -> list[WorkloadRequest]:
+    """Tree of thought: every node asks for ``branches`` next thoughts, its prompt the problem and the thoughts above.
+
+    Thoughts are made up, as the answers of ``chat`` are. Shape: ``problems`` full trees of 1 + branches + … +
+    branches^(depth − 1) prompts, level by level, each prompt the beginning of those below it.
+    """
+    rng = random.Random(f"tree {seed}")
+    groups = []
+    for _ in range(problems):
+        level = prompts = [_ids(rng, problem_len, vocab_size)]
+        for _ in range(depth - 1):
+            level = [prompt + _ids(rng, thought_len, vocab_size) for prompt in level for _ in range(branches)]
+            prompts = prompts + level
+        groups.append(prompts)
+    return _interleaved(rng, groups, thought_len)
+
+
+def self_consistency(
+    questions: int = 6,
+    samples: int = 5,
+    examples_len: int = 160,
+    question_len: int = 32,
+    output_len: int = 24,
+    vocab_size: int = 2048,
+    seed: int = 0,
+) -> list[WorkloadRequest]:
+    """Self-consistency: each question asked ``samples`` times, to vote. Requests of their own here, not n > 1.
+
+    Prompt: examples_len tokens that all share, then 1 to question_len. Shape: a stem with a leaf for each question,
+    every leaf visited ``samples`` times.
+    """
+    rng = random.Random(f"votes {seed}")
+    examples = _ids(rng, examples_len, vocab_size)
+    prompts = [examples + _ids(rng, rng.randint(1, question_len), vocab_size) for _ in range(questions)]
+    return _interleaved(rng, [[prompt] * samples for prompt in prompts], output_len)
+
+
+def _interleaved(rng: random.Random, groups: list[list[list[int]]], output_len: int) -> list[WorkloadRequest]:
+    """All there from the start, in a random order that keeps each group's own: the order of arrival."""
+    turns = [number for number, group in enumerate(groups) for _ in group]
+    rng.shuffle(turns)
+    left = [iter(group) for group in groups]
+    return [WorkloadRequest(0.0, next(left[number]), output_len) for number in turns]
+
+
 def _ids(rng: random.Random, count: int, vocab_size: int) -> list[int]:
     return [rng.randrange(1, vocab_size) for _ in range(count)]

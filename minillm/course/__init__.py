@@ -11,6 +11,7 @@ calculators.py       roofline, tile size, KV memory
 softmax_stepper.py   online softmax step by step                                              chapter 01
 block_table.py       the block table: append, fork, write, free                                 chapter 02
 batch_timeline.py    who ran in which pass, who waited, whose seat was held                  chapter 03
+radix_tree.py        prompts of words in a tree: ask, run, end, evict                     chapter 05
 papers.py            the fifteen papers: table, map, problems that lead from one to the next
 quiz.py        chapters/quiz/NN.json: read, checked, shown as a page and as a widget; interview.py asks in a terminal
 glossary.py    chapters/glossary.json, and which terms a notebook uses before their chapter

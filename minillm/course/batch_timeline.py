@@ -229,3 +229,120 @@ def timeline_widget() -> Panel:
             ),
         },
     )
+
+
+# -- chapter 04: the same timeline by time, a long prompt among running requests ---------------------------------------
+
+WHOLE = "whole"
+BUDGETS = (WHOLE, 4096, 2048, 1024, 512, 256, 128, 64)
+CHUNK_MODEL, CHUNK_GPU = "Llama-3-8B", "A100 80GB"
+MAX_PASSES = 220  # more would be hairlines
+
+
+@dataclass(frozen=True)
+class ChunkRun:
+    """Some requests decode; a while later long prompts come. Milliseconds by the roofline."""
+
+    frames: list[Frame]
+    names: list[str]
+    gaps: list[float]  # between tokens of those that decode, in order of size
+    first_tokens: list[float]  # of the long prompts, from arrival
+    chunks: list[list[int]]  # tokens of each long prompt, pass by pass
+
+    @property
+    def usual_gap(self) -> float:
+        return self.gaps[len(self.gaps) // 2]
+
+    @property
+    def longest_gap(self) -> float:
+        return self.gaps[-1]
+
+    @property
+    def rows_again(self) -> int:
+        from minillm.scheduling.sarathi import rows_read_again  # not there in a package that ends before chapter 04
+
+        return sum(map(rows_read_again, self.chunks))
+
+
+def chunk_run(budget: int | str = WHOLE, prompt: int = 4096, running: int = 4, prompts: int = 1) -> ChunkRun:
+    """``running`` requests write 40 tokens each; after 50 ms come ``prompts`` prompts, 20 ms apart.
+
+    The real scheduler in simulated time, Llama-3-8B on an A100. ``budget``: tokens of a pass, or "whole" for chapter
+    03's engine. ValueError for what can't be drawn.
+    """
+    if not 1 <= running <= 8 or not 1 <= prompts <= 4:
+        raise ValueError(f"{running} running and {prompts} prompts; 1 to 8 and 1 to 4 can be drawn")
+    if not 16 <= prompt <= 8000:
+        raise ValueError(f"a prompt of {prompt} tokens; from 16 to 8,000 can be drawn")
+    if budget != WHOLE and budget <= running:
+        raise ValueError(f"a budget of {budget} tokens and {running} that decode: nothing is left for a prompt")
+    workload = [WorkloadRequest(0.0, [1], 40) for _ in range(running)]
+    workload += [WorkloadRequest(0.05 + 0.02 * i, [1] * prompt, 4) for i in range(prompts)]
+    if budget == WHOLE:
+        config = EngineConfig.at_chapter(3)
+    else:
+        config = EngineConfig.at_chapter(4, max_num_batched_tokens=budget)
+        if prompts * prompt / budget > MAX_PASSES:
+            raise ValueError(f"{prompts} · {prompt:,} tokens in chunks of {budget} are more than {MAX_PASSES} passes")
+    simulation = simulate(workload, MODELS[CHUNK_MODEL], config, DEVICES[CHUNK_GPU])
+    frames, long = timeline(simulation), simulation.requests[running:]
+    return ChunkRun(
+        frames,
+        [*(chr(65 + i) for i in range(running)), *(f"long {i + 1}" for i in range(prompts))],
+        sorted(1e3 * gap for request in simulation.requests[:running] for gap in request.gaps),
+        [1e3 * request.time_to_first_token for request in long],
+        [[f.prompt[r.request_id] for f in frames if r.request_id in f.prompt] for r in long],
+    )
+
+
+CHUNK_PRESETS = (
+    *((budget, 4096, 4, 1) for budget in BUDGETS[:1] + BUDGETS[2:]),
+    (WHOLE, 256, 4, 1),
+    (512, 256, 4, 1),
+)
+
+
+def chunk_rows() -> list[dict]:
+    """What chapter 04's widget shows for some settings: the answers to its tasks."""
+    rows = []
+    for budget, prompt, running, prompts in CHUNK_PRESETS:
+        run = chunk_run(budget, prompt, running, prompts)
+        rows.append(
+            {
+                "prompt": f"{prompt:,}",
+                "budget": budget if budget == WHOLE else f"{budget:,}",
+                "passes": len(run.frames),
+                "usual gap, ms": f"{run.usual_gap:.1f}",
+                "longest": f"{run.longest_gap:.1f}",
+                "first token, ms": f"{fmean(run.first_tokens):.0f}",
+                "rows read again": f"{run.rows_again:,}",
+            }
+        )
+    return rows
+
+
+def chunk_widget() -> Panel:
+    """The budget sets the longest gap; find where a smaller one stops to help and only reads again."""
+
+    def draw(budget: int | str, prompt: int, running: int, prompts: int) -> str:
+        run = chunk_run(budget, prompt, running, prompts)
+        return (
+            timeline_svg(run.frames, run.names, by_time=True)
+            + f"<p>{len(run.frames)} passes, as wide as they are long; longest gap "
+            + f"<b class='minillm-readout'>{run.longest_gap:.1f} ms</b> (usual {run.usual_gap:.1f}); first token of a "
+            + f"long prompt after {fmean(run.first_tokens):.0f} ms; KV rows read again {run.rows_again:,}</p>"
+        )
+
+    return Panel(
+        draw,
+        {
+            "budget": ipywidgets.SelectionSlider(options=BUDGETS, description="budget", continuous_update=False),
+            "prompt": ipywidgets.IntSlider(
+                value=4096, min=256, max=7936, step=256, description="prompt tokens", continuous_update=False
+            ),
+            "running": ipywidgets.IntSlider(
+                value=4, min=1, max=8, description="requests that decode", continuous_update=False
+            ),
+            "prompts": ipywidgets.IntSlider(value=1, min=1, max=4, description="long prompts", continuous_update=False),
+        },
+    )

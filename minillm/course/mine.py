@@ -17,10 +17,13 @@ from pathlib import Path
 from nbformat import NotebookNode
 
 from minillm.core import parts
-from minillm.core.config import LAST_BUILT
+from minillm.core.config import LAST_BUILT, EngineConfig
+from minillm.core.sampling_params import SamplingParams
+from minillm.core.workloads import LogNormal, Uniform, random_workload
 from minillm.course.forbidden import bound_names, parse
 from minillm.course.grader import Grade, exercise_id, is_check, is_exercise, overlay
 from minillm.course.progress import ROOT
+from minillm.llm import LLM
 
 HEAD = '''"""Part {parts} of the engine: yours, taken from lab {lab} when exercise {exercises} was passed.
 
@@ -76,6 +79,35 @@ def _names(file: Path) -> set[str]:
         if bound_names(statement) == {"PARTS"} and isinstance(statement.value, ast.Dict):
             return {key.value for key in statement.value.keys}
     return set()
+
+
+def the_core(chapter: int = 5) -> list[dict]:
+    """The milestone after chapter 05: 32 skewed requests, four beginnings, on our engine and on the one of your parts.
+
+    A row each, yours if there are parts; AssertionError if the two write different tokens.
+    """
+    workload = random_workload(32, (Uniform(8, 48), LogNormal(12, 0.7, 4, 48)), prefixes=4, prefix_len=96, seed=5)
+    prompts = [{"prompt_token_ids": request.prompt_token_ids} for request in workload]
+    params = [SamplingParams(temperature=0, max_tokens=r.output_len, ignore_eos=True) for r in workload]
+    config = EngineConfig.at_chapter(chapter, dtype="float32", max_num_seqs=16, max_model_len=512)
+    own = parts.my_parts() if any(parts.MINE.glob("*.py")) else {}
+    rows, tokens = [], []
+    for engine, chosen in [("ours", {}), *([("yours", own)] if own else [])]:
+        with LLM("tiny", config=config, parts=chosen) as llm:
+            outputs = llm.generate(prompts, params)
+            tokens.append([output.outputs[0].token_ids for output in outputs])
+            counts = llm.metrics
+        rows.append(
+            {
+                "engine": engine,
+                "passes": counts.forward_passes,
+                "tokens computed": f"{counts.tokens_computed:,}",
+                "found in the cache": f"{counts.tokens_cached:,}",
+                "your parts": ", ".join(chosen) or "none",
+            }
+        )
+    assert all(each == tokens[0] for each in tokens), "your engine writes other tokens than ours"
+    return rows
 
 
 def listing() -> list[dict[str, str]]:

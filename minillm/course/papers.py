@@ -95,7 +95,7 @@ PAPERS = {
 }  # fmt: skip
 
 # Minutes for a chapter and for its lab, of those that are there.
-MINUTES = {0: (60, 10), 1: (75, 90), 2: (80, 100), 3: (75, 100)}
+MINUTES = {0: (60, 10), 1: (75, 90), 2: (80, 100), 3: (75, 100), 4: (75, 100), 5: (80, 100)}
 
 # from, to, the problem that the first leaves for the second
 EDGES = (

@@ -652,3 +652,52 @@ def admitted_at_once(n_slots: int, max_tokens: int, max_bs: int) -> int:
 def padded_rows(new: list[int]) -> int:
     """Rows of a batch whose requests are padded to the longest."""
     return len(new) * max(new)
+
+
+def chunk_passes(prompt: int, budget: int, decoding: int) -> int:
+    """Passes that compute a prompt, alone among so many that decode, under a budget of tokens."""
+    return -(-prompt // (budget - decoding))
+
+
+def rows_again(prompt: int, chunk: int) -> int:
+    """KV rows that the chunks of a prompt read of chunks before them."""
+    return sum(range(0, prompt, chunk))
+
+
+def budget_for(step_ms: dict[str, float], target: float) -> int:
+    """The largest budget whose pass, and every smaller one's, takes at most ``target`` milliseconds."""
+    kept = 0
+    for budget, ms in sorted((int(name), ms) for name, ms in step_ms.items()):
+        if ms > target:
+            break
+        kept = budget
+    return kept
+
+
+def tree_edges(prompts: list[str]) -> int:
+    """Edges of the radix tree of some prompts, a letter a token."""
+    return len(_edges(prompts))
+
+
+def tree_tokens(prompts: list[str]) -> int:
+    """Tokens on those edges."""
+    return sum(_edges(prompts))
+
+
+def best_hit_rate(prompts: list[str]) -> float:
+    """The best possible, in percent: 1 − Σ|edges| / Σ|prompts|."""
+    return 100 * (1 - tree_tokens(prompts) / sum(map(len, prompts)))
+
+
+def _edges(prompts: list[str]) -> list[int]:
+    from minillm.memory import prefix_tree
+
+    root = prefix_tree.TreeNode()
+    for prompt in prompts:
+        prefix_tree.insert(root, prompt)
+    return [len(node.tokens) for node in prefix_tree.nodes(root)]
+
+
+def tokens_beyond_blocks(shared: int, block_size: int) -> int:
+    """Tokens of a shared beginning that whole blocks leave out."""
+    return shared % block_size

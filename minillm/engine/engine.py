@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -24,8 +26,13 @@ from minillm.engine.output_processor import OutputProcessor
 from minillm.engine.runner import ModelRunner, attention_backend
 from minillm.memory.block_pool import BlockPool
 from minillm.memory.kv_manager import KVManager, plan_geometry, plan_host_blocks
+from minillm.memory.kv_manager import prefix_cache as configured_cache
 from minillm.models.tokenizer import Tokenizer
 from minillm.scheduling.scheduler import Scheduler
+
+if TYPE_CHECKING:  # an engine without a prefix cache loads no file of one, one without grammars none of them
+    from minillm.engine.structured import Grammars
+    from minillm.memory.prefix_cache import PrefixCache
 
 CPU_KV_BYTES = 1 << 30  # default KV cache on a CPU, unless a quarter of free memory is less
 
@@ -38,8 +45,9 @@ class Engine:
     """Serves requests on one model. Not thread-safe: one caller drives ``step``.
 
     Its parts are classes or factories, so that a learner's own can run here: ``scheduler`` is called as f(config,
-    kv_manager, eos_token_ids), ``block_pool`` as f(usable blocks), ``attention`` as f(config, device), ``executor`` as
-    f(model, config, geometry, eos_token_ids); an executor of one's own makes the runner and so chooses the attention.
+    kv_manager, eos_token_ids), ``block_pool`` as f(usable blocks), ``prefix_cache`` as f(block pool, block size) where
+    the config wants one, ``attention`` as f(config, device), ``executor`` as f(model, config, geometry, eos_token_ids,
+    f() -> grammars); an executor of one's own makes the runner and so chooses the attention.
     """
 
     def __init__(
@@ -50,19 +58,23 @@ class Engine:
         scheduler: Callable[..., Scheduler] = Scheduler,
         attention: Callable[..., AttentionBackend] = attention_backend,
         block_pool: Callable[[int], BlockPool] = BlockPool,
+        prefix_cache: Callable[[BlockPool, int], PrefixCache] | None = None,
         executor: Callable[..., Executor] | None = None,
     ):
         # The weights' own dtype, whatever their config.json or the caller says.
         config = config.override(dtype=str(next(model.parameters()).dtype).removeprefix("torch."))
-        self.config = config = config.resolve(model.config)
+        self.device = next(model.parameters()).device
+        self.config = config = config.resolve(model.config, self.device.type)
         self.model_config, self.tokenizer = model.config, tokenizer
         eos = model.config.eos_token_ids
-        self.device = next(model.parameters()).device
         geometry = plan_geometry(config, model.kv_cache_spec(), available_kv_bytes(config, self.device))
-        self.kv = KVManager(geometry, config.max_model_len, plan_host_blocks(config, geometry), block_pool)
+        host_blocks, cache = plan_host_blocks(config, geometry), configured_cache(config)
+        if cache is not None:  # the config says whether there is one, a part which
+            cache = prefix_cache or cache
+        self.kv = KVManager(geometry, config.max_model_len, host_blocks, block_pool, cache)
         self.scheduler = scheduler(config, self.kv, eos)
         build = executor or (lambda *args: InProcessExecutor(ModelRunner(*args, attention)))
-        self.executor = build(model, config, geometry, eos)
+        self.executor = build(model, config, geometry, eos, lambda: self.grammars)
         self.outputs = OutputProcessor(tokenizer)
         self.metrics = EngineMetrics()
         self._arrivals = itertools.count()
@@ -77,6 +89,8 @@ class Engine:
         self, request_id: str, prompt: str | dict, params: SamplingParams | None = None, priority: int = 0
     ) -> None:
         """Queue a prompt: a string or {"prompt_token_ids": [...]}. ``params`` None: SamplingParams().
+
+        Prompts of one "cache_salt", a string beside the ids, share cached prefixes with each other and with no others.
 
         ``priority``: a smaller number goes first, with scheduling_policy="priority".
 
@@ -93,7 +107,11 @@ class Engine:
         if request_id in self.outputs.prompts or any(self.outputs.prompt_id(i) is not None for i in ids):
             raise ValueError(f"request id {request_id!r} is in use; ids must differ while a request runs")
         text, prompt_ids = self._tokenize(prompt)
+        salt = prompt.get("cache_salt") if isinstance(prompt, dict) else None
+        if not isinstance(salt, str | None):
+            raise ValueError(f"cache_salt is {salt!r}; it must be a string")
         self._refuse(prompt_ids, params)
+        forced = self._forced(prompt_ids, params)
         # A draw depends on seed and sample index, so the n samples share one seed.
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         requests = [
@@ -104,8 +122,10 @@ class Engine:
                 seed,
                 sample_index=i,
                 group=request_id if params.n > 1 else None,
+                cache_salt=salt,
                 priority=priority,
                 arrival=next(self._arrivals),
+                output_token_ids=list(forced),
             )
             for i, internal_id in enumerate(ids)
         ]
@@ -113,15 +133,18 @@ class Engine:
         for request in requests:
             self.scheduler.add(request)
 
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a prompt now, all its samples, and return its blocks. Its last output, or None for an unknown id."""
+    def abort(self, request_id: str, why: str | None = None) -> RequestOutput | None:
+        """End a prompt now, all its samples, and return its blocks. Its last output, or None for an unknown id.
+
+        ``why`` becomes the stop reason.
+        """
         self._check_alive()
         state = self.outputs.prompts.get(request_id)
         if state is None:
             return None
         for internal_id in state.samples:
             self.scheduler.finish(internal_id, "abort")
-        return self.outputs.abort(request_id)
+        return self.outputs.abort(request_id, why)
 
     def block(self, request_id: str, reason: str) -> None:
         """Set a prompt aside, all its samples that have not ended, until ``unblock``: say, while a tool runs.
@@ -191,9 +214,51 @@ class Engine:
             )
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and this engine has none")
+        if params.prompt_logprobs is not None and params.prompt_logprobs_start >= len(prompt_ids):
+            raise ValueError(
+                f"prompt_logprobs_start is {params.prompt_logprobs_start}; the prompt has {len(prompt_ids)} tokens, "
+                "counted from 0"
+            )
         for name in ("logprobs", "prompt_logprobs"):
             if (getattr(params, name) or 0) > vocab:
                 raise ValueError(f"{name} is {getattr(params, name)}; the vocabulary has {vocab} tokens")
+
+    def _forced(self, prompt_ids: list[int], params: SamplingParams) -> list[int]:
+        """The output tokens that a request's grammar forces before any is sampled. ValueError if it cannot be used."""
+        if params.structured_outputs is None:
+            return []
+        for name, value in (
+            ("ignore_eos", params.ignore_eos),
+            ("min_tokens", params.min_tokens),
+            ("allowed_token_ids", params.allowed_token_ids is not None),
+        ):
+            if value:
+                raise ValueError(
+                    f"{name} is {getattr(params, name)} with structured_outputs; the grammar says which tokens may "
+                    "come and where the output ends, so leave it out"
+                )
+        state = self.grammars.start(params)
+        if not self.config.enable_jump_forward or params.logprobs is not None:
+            return []
+        most = self.kv.capacity - len(prompt_ids)
+        if params.max_tokens is not None:
+            most = min(most, params.max_tokens)
+        forced = state.forced(most - 1)  # one is sampled, so that the request runs at all: an end token too
+        ends = {*self.model_config.eos_token_ids, *params.stop_token_ids}
+        return forced[:-1] if forced and forced[-1] in ends else forced
+
+    @functools.cached_property
+    def grammars(self) -> Grammars:
+        """Of this engine's tokenizer. Imported only here, so that an engine loads no file of a later chapter."""
+        if self.tokenizer is None:
+            raise ValueError("structured_outputs need a tokenizer, and this engine has none")
+        try:
+            from minillm.engine.structured import Grammars
+        except ImportError as error:
+            raise ValueError(
+                f"structured_outputs need what came with chapter 05, and it is not here ({error})"
+            ) from None
+        return Grammars(self.tokenizer, self.model_config.vocab_size, self.model_config.eos_token_ids)
 
     def _check_vocabulary(self, what: str, ids: Iterable[int]) -> None:
         vocab = self.model_config.vocab_size
@@ -238,7 +303,10 @@ class Engine:
                 self.scheduler.finish(request_id, "stop", stop)
         except BaseException as error:
             self._die("taking in a pass", error)
+        for request_id, why in output.failed.items():
+            self._drop(request_id, why)
         self.metrics.tokens_generated += sum(map(len, output.sampled.values()))
+        self.metrics.tokens_forced += sum(output.num_forced.values())
         return undelivered + outputs
 
     def _record(self, batch: ScheduledBatch) -> None:
@@ -250,12 +318,15 @@ class Engine:
         used = self.kv.num_used_rows({i: requests[i].num_computed_tokens for i in self.kv.owners})
         self.metrics.record_pass(batch.num_tokens, self.kv.num_reserved_rows, used, cost.hbm_bytes)
         self.metrics.record_moves(batch)
+        begun = sum(len(new.output_token_ids) for new in batch.new_requests)  # forced when they were added
+        self.metrics.tokens_forced += begun
+        self.metrics.tokens_generated += begun
 
-    def _drop(self, internal_id: str) -> None:
+    def _drop(self, internal_id: str, why: str | None = None) -> None:
         """Abort the prompt that a request belongs to, if it has not gone yet."""
         prompt_id = self.outputs.prompt_id(internal_id)
         if prompt_id is not None:
-            self._undelivered.append(self.abort(prompt_id))
+            self._undelivered.append(self.abort(prompt_id, why))
 
     def check_integrity(self) -> bool:
         """True if every block of the KV cache is free or owned by a live request; IntegrityError says what is not."""

@@ -33,6 +33,7 @@ class PromptState:
     times: RequestTimes
     samples: dict[str, SampleState] = field(default_factory=dict)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int | None = None  # of the first sample that ran
 
 
 class OutputProcessor:
@@ -52,7 +53,9 @@ class OutputProcessor:
             first.prompt_token_ids,
             first.sampling_params,
             RequestTimes(arrival=time.monotonic()),
-            prompt_logprobs=[None] if first.sampling_params.prompt_logprobs is not None else None,
+            prompt_logprobs=None
+            if first.sampling_params.prompt_logprobs is None
+            else [None] * max(1, first.sampling_params.prompt_logprobs_start),
         )
         for request in requests:
             detokenizer = self.tokenizer and IncrementalDetokenizer(self.tokenizer, request.prompt_token_ids)
@@ -86,6 +89,8 @@ class OutputProcessor:
         for request in advanced:
             state = self._prompt_of[request.request_id]
             touched[state.request_id] = state
+            if state.num_cached_tokens is None:
+                state.num_cached_tokens = request.num_cached_tokens
             if state.times.first_token is None:
                 state.times.first_token = time.monotonic()
             stop = self._advance(state.samples[request.request_id], request, output)
@@ -93,14 +98,17 @@ class OutputProcessor:
                 stopped.append((request.request_id, stop))
         return [self._emit(state) for state in touched.values()], stopped
 
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a prompt's unfinished samples with reason "abort"; its last output, or None if it is not known."""
+    def abort(self, request_id: str, why: str | None = None) -> RequestOutput | None:
+        """End a prompt's unfinished samples with reason "abort"; its last output, or None if it is not known.
+
+        ``why`` becomes their stop reason.
+        """
         state = self.prompts.get(request_id)
         if state is None:
             return None
         for sample in state.samples.values():
             if not sample.output.finished:
-                self._finish(sample, "abort", None)
+                self._finish(sample, "abort", why)
         return self._emit(state)
 
     def _advance(self, sample: SampleState, request: Request, output: ModelOutput) -> str | None:
@@ -180,7 +188,14 @@ class OutputProcessor:
                 del self._prompt_of[request_id]
         prompt_logprobs = None if state.prompt_logprobs is None else list(state.prompt_logprobs)
         return RequestOutput(
-            state.request_id, state.prompt, state.prompt_token_ids, outputs, finished, prompt_logprobs, state.times
+            state.request_id,
+            state.prompt,
+            state.prompt_token_ids,
+            outputs,
+            finished,
+            prompt_logprobs,
+            state.times,
+            state.num_cached_tokens,
         )
 
     def _logprobs(self, position: list[TokenLogprob]) -> dict[int, Logprob]:

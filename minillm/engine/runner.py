@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,9 @@ from minillm.kernels import use_triton
 from minillm.kernels.cpp import use_cpp
 from minillm.memory.kv_cache import KVCache
 from minillm.memory.kv_manager import KVGeometry, plan_host_blocks
+
+if TYPE_CHECKING:  # loaded with the first request that has a grammar
+    from minillm.engine.structured import Grammars, GrammarState
 
 
 def attention_backend(config: EngineConfig, device: torch.device) -> AttentionBackend:
@@ -54,6 +58,7 @@ class Row:
     num_computed_tokens: int
     sampling: SamplingRow
     prompt_logprobs_sent: int = 0  # they are told once, though a preempted prompt is computed again
+    grammar: GrammarState | None = None
 
 
 class Buffer:
@@ -83,11 +88,13 @@ class ModelRunner:
         config: EngineConfig,
         geometry: KVGeometry,
         eos_token_ids: tuple[int, ...] = (),
+        grammars: Callable[[], Grammars] | None = None,
         attention: Callable[[EngineConfig, torch.device], AttentionBackend] = attention_backend,
     ):
         self.model, self.config, self.geometry = model, config, geometry
         self.device = next(model.parameters()).device
-        self.eos_token_ids = eos_token_ids
+        self.eos_token_ids, self.grammars = eos_token_ids, grammars
+        self.capacity = min(config.max_model_len, geometry.num_usable_blocks * geometry.block_size)
         self.kv_cache = KVCache(geometry, self.device, kv_write(config, self.device))
         self.host_cache = KVCache(replace(geometry, num_usable_blocks=plan_host_blocks(config, geometry)))
         self.attention = attention(config, self.device)
@@ -135,7 +142,11 @@ class ModelRunner:
     def _new_row(self, new: NewRequest) -> Row:
         prompt, output = list(new.prompt_token_ids), list(new.output_token_ids)
         sampling = SamplingRow(new.sampling_params, prompt, output, new.seed, new.sample_index, self.eos_token_ids)
-        return Row(prompt + output, [list(b) for b in new.block_ids], new.num_computed_tokens, sampling)
+        row = Row(prompt + output, [list(b) for b in new.block_ids], new.num_computed_tokens, sampling)
+        row.prompt_logprobs_sent = max(0, new.sampling_params.prompt_logprobs_start - 1)
+        if new.sampling_params.structured_outputs is not None:
+            row.grammar = self.grammars().start(new.sampling_params)
+        return row
 
     @staticmethod
     def _update_row(row: Row, known: KnownRequest) -> None:
@@ -185,7 +196,7 @@ class ModelRunner:
         for request_id, new in batch.num_scheduled_tokens.items():
             row = self.rows[request_id]
             end += new
-            if row.num_computed_tokens + new == len(row.token_ids):
+            if row.num_computed_tokens + new == len(row.token_ids) and self._constrain(request_id, row, output):
                 ids.append(request_id)
                 last.append(end - 1)
         if not ids:
@@ -197,6 +208,38 @@ class ModelRunner:
             output.sampled[request_id] = [token]
             if logprobs is not None:
                 output.logprobs[request_id] = [logprobs]
+            elif self.rows[request_id].grammar is not None:
+                self._jump_forward(request_id, self.rows[request_id], output)
+
+    def _constrain(self, request_id: str, row: Row, output: ModelOutput) -> bool:
+        """Set what a row's grammar allows; False if that fails, of which the others of the batch must know nothing."""
+        if row.grammar is None:
+            return True
+        try:
+            row.grammar.follow(row.sampling.output_token_ids)
+            row.sampling.allowed = row.grammar.allowed().to(self.device)
+        except RuntimeError as error:
+            output.failed[request_id] = str(error)
+            return False
+        return True
+
+    def _jump_forward(self, request_id: str, row: Row, output: ModelOutput) -> None:
+        """Add to the sampled token those that the grammar forces after it; the next pass computes all of them."""
+        (token,) = output.sampled[request_id]
+        params, sampled = row.sampling.params, [*row.sampling.output_token_ids, token]
+        room = self.capacity - len(row.token_ids) - 1
+        if params.max_tokens is not None:
+            room = min(room, params.max_tokens - len(sampled))
+        if not self.config.enable_jump_forward or room <= 0 or token in {*self.eos_token_ids, *params.stop_token_ids}:
+            return
+        try:
+            row.grammar.follow(sampled)
+            forced = row.grammar.forced(room)
+        except RuntimeError:
+            return  # the next pass meets it again, and says so
+        if forced:
+            output.sampled[request_id] += forced
+            output.num_forced[request_id] = len(forced)
 
     def _prompt_logprobs(self, batch: ScheduledBatch, hidden: Tensor, output: ModelOutput) -> None:
         begin = 0

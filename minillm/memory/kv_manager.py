@@ -8,13 +8,17 @@ is a second pool of blocks of the same size (PagedAttention, section 4.5).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from minillm.core.batch import ScheduledBatch
 from minillm.core.config import EngineConfig
 from minillm.core.kv_spec import FullAttentionSpec
 from minillm.memory.block_pool import BlockPool, IntegrityError
+
+if TYPE_CHECKING:  # an engine without a prefix cache loads no file of one
+    from minillm.memory.prefix_cache import Match, Node, PrefixCache
 
 
 @dataclass(frozen=True)
@@ -108,8 +112,25 @@ def plan_host_blocks(config: EngineConfig, geometry: KVGeometry) -> int:
     return int(config.swap_space * 2**30) // (geometry.block_size * bytes_per_row(geometry.groups))
 
 
+def prefix_cache(config: EngineConfig) -> Callable[[BlockPool, int], PrefixCache] | None:
+    """The configured kind, to be called as f(pool, block size). Imported only here."""
+    if config.prefix_cache == "radix":
+        from minillm.memory.radix_cache import RadixCache
+
+        return RadixCache
+    if config.prefix_cache == "block_hash":
+        from minillm.memory.block_hash import BlockHashCache
+
+        return BlockHashCache
+    return None
+
+
 class KVManager:
-    """Block tables by request. Rows are counted, never positions."""
+    """Block tables by request. Rows are counted, never positions.
+
+    With a prefix cache a request may begin with blocks of it, ``adopt``, and leave it its own, ``keep``. What nobody
+    uses but the cache counts as free: it is evicted when a block is wanted.
+    """
 
     def __init__(
         self,
@@ -117,11 +138,14 @@ class KVManager:
         max_model_len: int,
         num_host_blocks: int = 0,
         block_pool: Callable[[int], BlockPool] = BlockPool,
+        prefix_cache: Callable[[BlockPool, int], PrefixCache] | None = None,
     ):
         self.geometry = geometry
         self.capacity = min(max_model_len, geometry.num_usable_blocks * geometry.block_size)
         self.pool = block_pool(geometry.num_usable_blocks)
         self.host_pool = BlockPool(num_host_blocks)
+        self.cache = prefix_cache(self.pool, geometry.block_size) if prefix_cache else None
+        self._locked: dict[str, Node] = {}  # request -> the cached prefix that it keeps from eviction
         self._tables: dict[str, list[list[int]]] = {}  # request -> per group, block ids in row order
         self._host_tables: dict[str, list[list[int]]] = {}  # the same of requests that were swapped out
         # What the runner must do before the next pass, as (group, from, to): see ScheduledBatch.
@@ -133,7 +157,8 @@ class KVManager:
 
     @property
     def num_free_blocks(self) -> int:
-        return self.pool.num_free
+        """Blocks that can be had at once, those that only the cache holds among them."""
+        return self.pool.num_free + (self.cache.num_idle_blocks if self.cache else 0)
 
     @property
     def num_usable_blocks(self) -> int:
@@ -166,7 +191,8 @@ class KVManager:
     def num_used_rows(self, lengths: dict[str, int]) -> int:
         """Rows that hold a token, given how many each request has; a row shared by several counts once."""
         tables = {i: self._tables[i][0] for i in lengths}  # a token has a row in every group
-        if sum(map(len, tables.values())) == self.num_usable_blocks - self.num_free_blocks:
+        held = list(itertools.chain.from_iterable(tables.values()))
+        if len(set(held)) == len(held):
             return sum(lengths.values())  # nothing is shared
         size, used = self.geometry.block_size, {}
         for request_id, table in tables.items():
@@ -196,7 +222,7 @@ class KVManager:
         touched = range(first_row // self.geometry.block_size, wanted) if first_row < end_row else ()
         shared = [[i for i in touched if i < len(table) and self.pool.ref_counts[table[i]] > 1] for table in tables]
         grow = [max(0, wanted - len(table)) for table in tables]
-        if sum(grow) + sum(map(len, shared)) + leave > self.pool.num_free:
+        if not self._make_room(sum(grow) + sum(map(len, shared)), leave):
             return None
         self._tables[request_id] = tables
         new: list[list[int]] = []
@@ -210,6 +236,14 @@ class KVManager:
             table.extend(added)
             new.append(added)
         return Allocation(self.block_ids(request_id), True) if any(shared) else Allocation(new)
+
+    def _make_room(self, num_blocks: int, leave: int) -> bool:
+        """See to it that so many blocks are really free, at the cache's cost; False if that cannot be."""
+        if num_blocks + leave > self.num_free_blocks:
+            return False
+        if num_blocks > self.pool.num_free:
+            self.cache.evict(num_blocks - self.pool.num_free)
+        return True
 
     def swap_out(self, request_id: str, num_rows: int) -> bool:
         """Move a request's first ``num_rows`` rows to host memory and release its blocks; False if no room is there.
@@ -231,7 +265,7 @@ class KVManager:
     def _swap_in(self, request_id: str, end_row: int, leave: int) -> Allocation | None:
         hosts = self._host_tables[request_id]
         wanted = max(self.geometry.blocks_for(end_row), *map(len, hosts))
-        if wanted * len(hosts) + leave > self.pool.num_free:
+        if not self._make_room(wanted * len(hosts), leave):
             return None
         tables = self._tables[request_id] = [self.pool.allocate(wanted) for _ in hosts]
         for group, (table, away) in enumerate(zip(tables, hosts, strict=True)):
@@ -261,6 +295,60 @@ class KVManager:
         for table in tables:
             self.pool.hold(table)
         self._tables[child_id] = tables
+        if parent_id in self._locked:
+            self._lock(child_id, self._locked[parent_id])
+
+    def match(self, tokens: Sequence[int], extra: Hashable = None) -> Match | None:
+        """The longest cached prefix of a prompt whose last token is always computed; None if there is none.
+
+        Good until the cache changes: adopt it at once.
+        """
+        if self.cache is None:
+            return None
+        match = self.cache.match(tokens[:-1], extra)
+        return match if match.num_tokens else None
+
+    def adopt(self, request_id: str, match: Match) -> None:
+        """Give a new request the blocks of a match, to share and not to write (``allocate`` copies on write)."""
+        if request_id in self._tables or request_id in self._host_tables:
+            raise IntegrityError(f"{request_id} already owns blocks; to adopt others would lose them")
+        self._tables[request_id] = [list(table) for table in zip(*match.blocks, strict=True)]
+        for entry in match.blocks:
+            self.pool.hold(entry)
+        self._locked[request_id] = self.cache.lock(match)
+
+    def keep(self, request_id: str, tokens: Sequence[int], extra: Hashable = None, running: bool = False) -> None:
+        """Leave the KV of a request's first tokens, all of it written, to the cache as well.
+
+        ``running``: only whole blocks, since the request goes on writing into its last one.
+        """
+        if self.cache is None or request_id not in self._tables:
+            return
+        if running:
+            tokens = tokens[: len(tokens) // self.geometry.block_size * self.geometry.block_size]
+        blocks = list(zip(*self._tables[request_id], strict=True))
+        node = self.cache.insert(tokens, blocks, extra)
+        if request_id not in self._locked or node.end > self._locked[request_id].end:
+            self._lock(request_id, node)
+
+    def forget(self, request_id: str) -> bool:
+        """Drop from the cache what only this request uses of the prefix that it locks; False if there is nothing.
+
+        The prefix may lie partly in other blocks than the request's, which are its own after this as before.
+        """
+        node = self._locked.get(request_id)
+        alone = [] if node is None else [each for each in node.path() if each.locks == 1]
+        if not alone:
+            return False
+        self._lock(request_id, alone[-1].parent)
+        self.cache.drop(alone[-1])
+        return True
+
+    def _lock(self, request_id: str, node: Node) -> None:
+        self.cache.hold(node)
+        if request_id in self._locked:
+            self.cache.unlock(self._locked[request_id])
+        self._locked[request_id] = node
 
     def truncate(self, request_id: str, num_rows: int) -> None:
         """Keep the first ``num_rows`` rows; blocks wholly past them are released."""
@@ -278,6 +366,8 @@ class KVManager:
         for table in self._tables.pop(request_id, []):
             # Last block first: of a shared prefix the tail is reused before the head.
             self.pool.release(reversed(table))
+        if request_id in self._locked:
+            self.cache.unlock(self._locked.pop(request_id))
 
     def _drop_host(self, request_id: str) -> None:
         for hosts in self._host_tables.pop(request_id, []):
@@ -293,7 +383,14 @@ class KVManager:
         if both:
             raise IntegrityError(f"{min(both)} is swapped out and holds blocks as well")
         hosts = itertools.chain(_blocks(self._host_tables), self._read_by_next_pass)
-        return self.pool.check_integrity(_blocks(self._tables)) and self.host_pool.check_integrity(hosts)
+        owned = _blocks(self._tables)
+        if self.cache is not None:
+            self.cache.check_integrity()
+            owned = itertools.chain(owned, self.cache.owned_blocks())
+            locked = {id(node) for at in self._locked.values() for node in at.path()}
+            if locked != {id(node) for node in self.cache.nodes() if node.locks}:
+                raise IntegrityError("what is locked in the prefix cache is not what requests use")
+        return self.pool.check_integrity(owned) and self.host_pool.check_integrity(hosts)
 
 
 def _blocks(tables: dict[str, list[list[int]]]) -> Iterator[int]:

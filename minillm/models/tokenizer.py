@@ -33,6 +33,10 @@ class Tokenizer:
     def __len__(self) -> int:
         return self._fast.get_vocab_size(with_added_tokens=True)
 
+    def to_json(self) -> str:
+        """All of it, in the ``tokenizers`` library's format."""
+        return self._fast.to_str()
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self._fast.encode(text, add_special_tokens=add_special_tokens).ids
 

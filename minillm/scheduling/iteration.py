@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from minillm.core.request import Request
-from minillm.scheduling.policies import Policy
+from minillm.scheduling.policies import Policy, StaticBatching
 
 
-class IterationBatching:
+class IterationBatching(StaticBatching):
     """Requests join and leave between any two passes (Orca, section 3.1)."""
 
     def may_admit(self, running: list[Request]) -> bool:

@@ -8,10 +8,18 @@ from minillm.core.request import Request
 
 
 class Batching(Protocol):
-    """When waiting requests may join those that run."""
+    """When waiting requests may join those that run, and how a pass's budget of tokens is shared out."""
 
     def may_admit(self, running: list[Request]) -> bool:
         """Whether they may join this pass, given those that run now."""
+        ...
+
+    def turn(self, request: Request) -> int:
+        """Who of those that run is served first: a smaller number, whatever the policy's order."""
+        ...
+
+    def tokens(self, lacking: int, budget: int) -> int:
+        """How many of the ``lacking`` tokens of a request a pass computes that has room for ``budget`` more."""
         ...
 
 
@@ -20,6 +28,13 @@ class StaticBatching:
 
     def may_admit(self, running: list[Request]) -> bool:
         return not running
+
+    def turn(self, request: Request) -> int:
+        return 0
+
+    def tokens(self, lacking: int, budget: int) -> int:
+        """All or none: a prompt is computed in one pass."""
+        return lacking if lacking <= budget else 0
 
 
 class Policy:
@@ -33,7 +48,7 @@ class Policy:
         """Smaller is better."""
         return 0
 
-    def order(self, request: Request) -> tuple[int, int]:
+    def order(self, request: Request) -> tuple[int, ...]:
         """Sorts requests, the next to run first."""
         return self.rank(request), request.arrival
 

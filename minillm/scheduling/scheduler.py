@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from typing import TYPE_CHECKING
 
 from minillm.core.batch import KnownRequest, ModelOutput, NewRequest, ScheduledBatch
 from minillm.core.config import EngineConfig
@@ -10,9 +11,16 @@ from minillm.core.request import Request, RequestStatus
 from minillm.memory.kv_manager import Allocation, KVManager
 from minillm.scheduling.policies import Batching, Policy, StaticBatching
 
+if TYPE_CHECKING:
+    from minillm.memory.prefix_cache import Match
+
 
 def batching(config: EngineConfig) -> Batching:
     """The configured one. Imported only here, so that an engine loads no file of a later chapter."""
+    if config.enable_chunked_prefill:
+        from minillm.scheduling.sarathi import StallFreeBatching
+
+        return StallFreeBatching()
     if config.batching == "iteration":
         from minillm.scheduling.iteration import IterationBatching
 
@@ -20,10 +28,14 @@ def batching(config: EngineConfig) -> Batching:
     return StaticBatching()
 
 
-def policy(config: EngineConfig) -> Policy:
+def policy(config: EngineConfig, kv: KVManager) -> Policy:
     """The configured order."""
     if config.scheduling_policy == "fcfs":
         return Policy()
+    if config.scheduling_policy == "lpm":
+        from minillm.scheduling.cache_aware import LongestPrefixFirst
+
+        return LongestPrefixFirst(kv)
     from minillm.scheduling.iteration import Priority, SkipJoinMLFQ
 
     return {"priority": Priority, "mlfq": SkipJoinMLFQ}[config.scheduling_policy]()
@@ -44,7 +56,7 @@ class Scheduler:
         self.config, self.kv = config, kv
         self.eos_token_ids = frozenset(eos_token_ids)
         self.batching = batching(config)
-        self.policy = policy(config)
+        self.policy = policy(config, kv)
         self.waiting: list[Request] = []  # in the policy's order
         self.running: list[Request] = []  # in order of admission
         self.requests: dict[str, Request] = {}  # all that have not finished
@@ -53,7 +65,7 @@ class Scheduler:
         self._finished_ids: list[str] = []  # not yet told to the runner
         self._preempted_ids: list[str] = []  # since the last pass
         self._sent: dict[str, int] = {}  # output tokens the runner knows of, of requests it has met
-        if config.max_num_batched_tokens < kv.capacity:
+        if not config.enable_chunked_prefill and config.max_num_batched_tokens < kv.capacity:
             raise ValueError(
                 f"max_num_batched_tokens is {config.max_num_batched_tokens}; without chunked prefill a whole prompt "
                 f"must fit one step, so it must be at least {kv.capacity}"
@@ -80,15 +92,17 @@ class Scheduler:
         if request is None:
             return
         self._leave_queues(request)
+        request.status = RequestStatus.FINISHED
         if self._sent.pop(request_id, None) is not None:
             self._finished_ids.append(request_id)
         if request.group is not None:
             self._groups[request.group].remove(request)
             if not self._groups[request.group]:
                 del self._groups[request.group]
+        if reason != "abort":  # which may come after a failed pass, that has not written all rows it was to write
+            self._keep(request)
         self.kv.free(request_id)
         self.policy.finished(request)
-        request.status = RequestStatus.FINISHED
         request.finish_reason, request.stop_reason = reason, stop_reason
 
     def block(self, request_id: str, reason: str) -> None:
@@ -112,12 +126,13 @@ class Scheduler:
         request = self._known(request_id)
         if not self.kv.holds(request_id):
             raise ValueError(f"request {request_id!r} has no KV that could be taken away")
-        swap = self.config.preemption_mode == "swap"
-        if not (swap and self.kv.swap_out(request_id, request.num_computed_tokens)):
-            self._forget_rows(request)
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
             self._wait(request)
+        swap = self.config.preemption_mode == "swap"
+        if not (swap and self.kv.swap_out(request_id, request.num_computed_tokens)):
+            self._keep(request)
+            self._forget_rows(request)
         request.num_preemptions += 1
         self._preempted_ids.append(request_id)
 
@@ -141,6 +156,12 @@ class Scheduler:
         elif request.status is RequestStatus.WAITING:
             self.waiting.remove(request)
 
+    def _keep(self, request: Request, num_tokens: int | None = None) -> None:
+        """Leave the KV of a request's first tokens, of all computed ones by default, to the prefix cache."""
+        if self.kv.cache is not None:
+            tokens = request.all_token_ids[: request.num_computed_tokens if num_tokens is None else num_tokens]
+            self.kv.keep(request.request_id, tokens, request.cache_key, request.status is RequestStatus.RUNNING)
+
     def _forget_rows(self, request: Request) -> None:
         self.kv.free(request.request_id)
         request.num_computed_tokens = 0
@@ -157,7 +178,7 @@ class Scheduler:
         if may_admit:
             self._displace()
         before = len(self._preempted_ids)
-        for request in sorted(self.running, key=self.policy.order):
+        for request in sorted(self.running, key=lambda r: (self.batching.turn(r), self.policy.order(r))):
             if request.status is RequestStatus.RUNNING:  # it may just have given way
                 budget -= self._schedule_running(request, batch, budget)
         if len(self._preempted_ids) == before:  # or who gave way would come back at once, for another to give way
@@ -175,10 +196,14 @@ class Scheduler:
         Requests that ended meanwhile (aborted while the pass ran) are passed over.
         """
         advanced = []
-        for request_id in batch.num_scheduled_tokens:
+        for request_id, new in batch.num_scheduled_tokens.items():
             request = self.requests.get(request_id)
+            if request is None:
+                continue
+            if request.num_computed_tokens - new < len(request.prompt_token_ids):
+                self._keep(request)  # already now: those that come while it runs begin like it
             tokens = output.sampled.get(request_id)
-            if request is None or not tokens:
+            if not tokens:
                 continue
             advanced.append(request)
             for token in tokens:
@@ -190,14 +215,18 @@ class Scheduler:
         return advanced
 
     def _schedule_running(self, request: Request, batch: ScheduledBatch, budget: int) -> int:
-        new = request.num_tokens - request.num_computed_tokens
-        if new == 0 or new > budget:
+        computed = request.num_computed_tokens
+        new = self.batching.tokens(request.num_tokens - computed, budget)
+        if new == 0:
             return 0
-        rows = request.num_computed_tokens, request.num_tokens
+        rows = computed, computed + new
         while (allocation := self.kv.allocate(request.request_id, *rows)) is None:
             # Never who is in this pass already, whose rank may just have become worse than the request's own.
             others = (r for r in self.running if r.request_id not in batch.num_scheduled_tokens)
             victim = self._idle_owner(request) or max(others, key=self.policy.order)
+            first = min(self.running, key=self.policy.order)
+            if victim is request is first and self.kv.forget(request.request_id):
+                continue  # the first in order never gives way; what the cache keeps for it does
             self.preempt(victim.request_id)
             if victim is request:
                 return 0
@@ -216,27 +245,53 @@ class Scheduler:
             seats -= 1
             if source is not None and not self._prompt_is_there(source, batch):
                 continue  # the seat is kept: the prompt is computed once, by the sample that runs
-            rows = min(len(request.prompt_token_ids), request.num_tokens - 1) if source else request.num_computed_tokens
-            new = request.num_tokens - rows
-            if new > budget or not self._admit(request, source, rows, batch):
+            new = self._join(request, source, batch, budget)
+            if not new:
                 break
-            budget -= self._count(request, new, batch)
+            budget -= new
 
-    def _admit(self, request: Request, source: Request | None, rows: int, batch: ScheduledBatch) -> bool:
-        """Give a waiting request a seat and blocks, those of idle owners too; False if there are not enough."""
+    def _join(self, request: Request, source: Request | None, batch: ScheduledBatch, budget: int) -> int:
+        """Let a waiting request into the pass. Tokens that it computes there; 0 if it cannot join."""
+        match = self._cached(request) if source is None else None
+        starts: list[tuple[int, Match | None]] = [(request.num_computed_tokens, None)]
+        if source is not None:
+            starts = [(min(len(request.prompt_token_ids), request.num_tokens - 1), None)]
+        elif match is not None:
+            # To share a prefix may take a block more than to compute it: who is alone must not fail by that.
+            starts = [(match.num_tokens, match), *(starts if not self.running else [])]
+        for rows, match in starts:
+            new = self.batching.tokens(request.num_tokens - rows, budget)
+            if new and self._admit(request, source, rows, batch, match):
+                return self._count(request, new, batch)
+        return 0
+
+    def _admit(
+        self, request: Request, source: Request | None, rows: int, batch: ScheduledBatch, match: Match | None = None
+    ) -> bool:
+        """Give a waiting request a seat and blocks, those of idle owners too; False if there are not enough.
+
+        It begins with ``rows`` computed ones: its own, or those of ``source``, or those of ``match``.
+        """
         request_id = request.request_id
         if source is not None:
+            self._keep(source, rows)  # so that both lock in the cache what they share
             self.kv.fork(source.request_id, request_id, rows)
+        if match is not None:
+            self.kv.adopt(request_id, match)
         while self.kv.allocate(request_id, rows, request.num_tokens, leave=self._wanted_next()) is None:
             idle = self._idle_owner(request)
             if idle is None:
-                if source is not None:
+                if source is not None or match is not None:
                     self.kv.free(request_id)
                 return False
             self.preempt(idle.request_id)
         self.waiting.remove(request)
         request.status, request.num_computed_tokens = RequestStatus.RUNNING, rows
         self.running.append(request)
+        if match is not None:
+            batch.num_cached_tokens += rows
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = rows if match is not None else 0
         if request_id in self._sent:
             self._tell_known(request, batch, Allocation(self.kv.block_ids(request_id), rewritten=True))
         else:
@@ -277,6 +332,15 @@ class Scheduler:
             return None  # it wants to see every prompt token computed
         running = (r for r in self._groups[request.group] if r.status is RequestStatus.RUNNING)
         return max(running, key=lambda r: r.num_computed_tokens, default=None)
+
+    def _cached(self, request: Request) -> Match | None:
+        """What the prefix cache has of a request that has no rows of its own."""
+        if request.num_computed_tokens:
+            return None
+        params, tokens = request.sampling_params, request.all_token_ids
+        if params.prompt_logprobs is not None:  # it wants to see every prompt token computed from there on
+            tokens = tokens[: params.prompt_logprobs_start]
+        return self.kv.match(tokens, request.cache_key) if tokens else None
 
     @staticmethod
     def _prompt_is_there(source: Request, batch: ScheduledBatch) -> bool:

@@ -25,7 +25,7 @@ from minillm.core.presets import Device
 from minillm.core.request import Request
 from minillm.core.sampling_params import SamplingParams
 from minillm.core.workloads import WorkloadRequest
-from minillm.memory.kv_manager import KVManager, bytes_per_row, plan_geometry, plan_host_blocks
+from minillm.memory.kv_manager import KVManager, bytes_per_row, plan_geometry, plan_host_blocks, prefix_cache
 from minillm.scheduling.scheduler import Scheduler
 from minillm.simulator.reservation import RESERVATIONS, ReservedKV
 
@@ -234,7 +234,7 @@ class _Run:
 
     def __init__(self, workload, model, config, device, reservation, allocator, host_seconds, link, scheduler):
         self.model, self.device, self.host_seconds, self.link = model, device, host_seconds, link or HostLink()
-        self.config = config = config.resolve(model)
+        self.config = config = config.resolve(model, "cuda")
         order = sorted(range(len(workload)), key=lambda number: workload[number].arrival)
         arrivals = itertools.count()
         # (seconds, the samples of a prompt), in order of arrival
@@ -264,7 +264,8 @@ class _Run:
         specs = [FullAttentionSpec(model.num_key_value_heads, model.head_dim, config.dtype)] * model.num_hidden_layers
         if reservation is None:
             geometry = plan_geometry(config, specs, memory)
-            return KVManager(geometry, config.max_model_len, plan_host_blocks(config, geometry))
+            hosts, cache = plan_host_blocks(config, geometry), prefix_cache(config)
+            return KVManager(geometry, config.max_model_len, hosts, prefix_cache=cache)
         if reservation not in RESERVATIONS:
             raise ValueError(f"reservation is {reservation!r}; it must be one of {', '.join(map(repr, RESERVATIONS))}")
         geometry = plan_geometry(config.override(kv_layout="paged", block_size=1), specs, memory)

@@ -6,7 +6,7 @@ from dataclasses import asdict, fields, is_dataclass, replace
 import pytest
 
 from minillm.core.batch import KnownRequest, ModelOutput, NewRequest, ScheduledBatch, TokenLogprob
-from minillm.core.sampling_params import SamplingParams
+from minillm.core.sampling_params import SamplingParams, StructuredOutputsParams
 
 PARAMS = SamplingParams(
     n=3,
@@ -28,6 +28,8 @@ PARAMS = SamplingParams(
     repetition_penalty=1.3,
     logit_bias={11: -1.5, 3: 2.0},
     allowed_token_ids=[3, 11, 7],
+    prompt_logprobs_start=1,
+    structured_outputs=StructuredOutputsParams(json={"type": "object", "properties": {"中": {"enum": [1, None]}}}),
 )
 NEW = NewRequest(
     request_id="a/0",
@@ -51,6 +53,7 @@ BATCH = ScheduledBatch(
     block_copies=[(0, 5, 6), (1, 2, 3)],
     swaps_out=[(0, 1, 100)],
     swaps_in=[(0, 101, 2)],
+    num_cached_tokens=16,
     finished_ids=["c"],
     preempted_ids=["d"],
 )
@@ -58,6 +61,8 @@ CANDIDATES = [TokenLogprob(token_id=4, logprob=-0.125, rank=2), TokenLogprob(tok
 OUTPUT = ModelOutput(
     step=12,
     sampled={"b": [4, 5], "a/0": [6]},
+    num_forced={"b": 1},
+    failed={"e": "the grammar cannot go on"},
     logprobs={"b": [CANDIDATES, CANDIDATES[:1]]},
     prompt_logprobs={"a/0": [CANDIDATES, CANDIDATES]},
     draft_token_ids={"b": [1, 2]},

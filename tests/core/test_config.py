@@ -142,3 +142,49 @@ def test_resolve_changes_nothing_else_and_settles():
     assert changed == {"max_model_len", "max_num_batched_tokens", "dtype"}
     assert after.resolve(model()) == after
     assert EngineConfig(**json.loads(json.dumps(after.to_dict()))) == after
+
+
+# -- chunked prefill and prefix caches --------------------------------------------------------------------------------
+
+PAGED = dict(kv_layout="paged", batching="iteration")
+
+
+def test_vllms_switch_for_prefix_caching():
+    base = EngineConfig(**PAGED)
+    assert base.override(enable_prefix_caching=True).prefix_cache == "radix"
+    assert base.override(enable_prefix_caching=False).prefix_cache == "none"
+    hashed = base.override(prefix_cache="block_hash")
+    assert hashed.override(enable_prefix_caching=True).prefix_cache == "block_hash", "there is one already"
+    assert hashed.override(enable_prefix_caching=False).prefix_cache == "none"
+    assert base.override(enable_prefix_caching=True, prefix_cache="block_hash").prefix_cache == "block_hash"
+    for given, enabled in [("none", True), ("radix", False)]:
+        with pytest.raises(
+            ValueError, match=f"enable_prefix_caching is {enabled} and prefix_cache '{given}'; give one"
+        ):
+            base.override(enable_prefix_caching=enabled, prefix_cache=given)
+    with pytest.raises(ValueError, match="enable_prefix_caching is 1; it must be True or False"):
+        base.override(enable_prefix_caching=1)
+
+
+@pytest.mark.parametrize(
+    "choices, message",
+    [
+        (dict(prefix_cache="radix"), "prefix_cache is 'radix' with kv_layout 'contiguous'; it needs 'paged'"),
+        (
+            dict(enable_chunked_prefill=True),
+            "enable_chunked_prefill is True with batching 'static'; it needs 'iteration'",
+        ),
+        (dict(enable_chunked_prefill=1), "enable_chunked_prefill is 1; it must be True or False"),
+        (PAGED | dict(scheduling_policy="lpm"), "scheduling_policy is 'lpm' and prefix_cache 'none'"),
+    ],
+)
+def test_what_does_not_go_together(choices, message):
+    with pytest.raises(ValueError, match=message):
+        EngineConfig(**choices)
+
+
+@pytest.mark.parametrize("chunked, device, budget", [(True, "cpu", 256), (True, "cuda", 8192), (False, "cpu", 8192)])
+def test_a_pass_is_short_where_prompts_may_be_cut_and_a_pass_takes_long(chunked, device, budget):
+    config = EngineConfig(**PAGED, enable_chunked_prefill=chunked)
+    assert config.resolve(model(), device).max_num_batched_tokens == budget
+    assert config.override(max_num_batched_tokens=77).resolve(model(), device).max_num_batched_tokens == 77

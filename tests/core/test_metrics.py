@@ -13,7 +13,9 @@ def test_passes_add_up_and_slots_are_those_of_the_fullest_reservation():
     assert metrics.to_dict() == {
         "forward_passes": 3,
         "tokens_computed": 13,
+        "tokens_cached": 0,
         "tokens_generated": 0,
+        "tokens_forced": 0,
         "kv_slots_reserved": 128,
         "kv_slots_used": 20,
         "preemptions": 0,

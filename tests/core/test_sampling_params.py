@@ -4,7 +4,7 @@ from dataclasses import asdict, fields
 
 import pytest
 
-from minillm.core.sampling_params import SamplingParams
+from minillm.core.sampling_params import SamplingParams, StructuredOutputsParams
 
 NAN, INF = math.nan, math.inf
 NOT_WHOLE = [True, 1.0, 1.5, NAN, INF, "1", [1]]
@@ -34,6 +34,8 @@ REFUSED = {
     "repetition_penalty": [*NOT_REAL, 0, 0.0, -1.0, 1e-300, 1e300],
     "logit_bias": [*NOT_BIASES, [1], 3],
     "allowed_token_ids": [*NOT_TOKEN_IDS, []],
+    "prompt_logprobs_start": [*NOT_WHOLE, None, -1],
+    "structured_outputs": ["json", 1, ["a"], {"jsn": {}}],
 }
 
 
@@ -140,3 +142,33 @@ def test_token_ids_named_misses_no_field():
     params = SamplingParams(stop_token_ids=[1], logit_bias={2: 1.0}, allowed_token_ids=[3])
     assert params.token_ids_named() == {"stop_token_ids": [1], "logit_bias": [2], "allowed_token_ids": [3]}
     assert asdict(params) == params.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({}, "nothing"),
+        ({"regex": "a", "choice": ["b"]}, "regex and choice"),
+        ({"json": "{"}, "'{'"),
+        ({"json": {"enum": {1, 2}}}, "{1, 2}"),
+        ({"json": "[]"}, "an object"),
+        ({"regex": 1}, "regex is 1"),
+        ({"grammar": ["a"]}, "grammar is ['a']"),
+        ({"choice": "ab"}, "choice is 'ab'"),
+        ({"choice": []}, "choice is []"),
+        ({"choice": ["a", ""]}, "choice is ['a', '']"),
+        ({"json_object": "yes"}, "json_object is 'yes'"),
+        ({"regex": "a", "disable_any_whitespace": 1}, "disable_any_whitespace is 1"),
+    ],
+)
+def test_structured_outputs_name_one_shape_and_a_good_one(given, named):
+    with pytest.raises(ValueError) as error:
+        StructuredOutputsParams(**given)
+    assert named in str(error.value)
+
+
+def test_structured_outputs_may_come_from_json():
+    params = SamplingParams(structured_outputs={"json": {"type": "integer"}})
+    assert params.structured_outputs == StructuredOutputsParams(json={"type": "integer"})
+    assert SamplingParams(**json.loads(json.dumps(params.to_dict()))) == params
+    assert StructuredOutputsParams(json_object=False, regex="a").json_object is None

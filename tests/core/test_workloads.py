@@ -5,13 +5,29 @@ from statistics import mean, median, stdev
 
 import pytest
 
-from minillm.core.workloads import ALPACA, SHAREGPT, Fixed, LogNormal, Uniform, random_workload, scoreboard
+from minillm.core.workloads import (
+    ALPACA,
+    SHAREGPT,
+    Fixed,
+    LogNormal,
+    Uniform,
+    chat,
+    few_shot,
+    random_workload,
+    scoreboard,
+    self_consistency,
+    tree_of_thought,
+)
 
 
 def test_workloads_are_seeded():
     makers = (
         lambda seed: scoreboard(256, seed=seed),
         lambda seed: random_workload(5, rate=2, seed=seed),
+        lambda seed: few_shot(seed=seed),
+        lambda seed: chat(seed=seed),
+        lambda seed: tree_of_thought(seed=seed),
+        lambda seed: self_consistency(seed=seed),
     )
     for make in makers:
         assert make(1) == make(1)
@@ -82,3 +98,59 @@ def test_shared_prefixes_and_samples():
 def test_no_such_arrivals(wrong):
     with pytest.raises(ValueError, match="rate must be above 0"):
         random_workload(3, **wrong)
+
+
+# -- shared prefixes --------------------------------------------------------------------------------------------------
+
+
+def prompts_of(workload) -> list[tuple[int, ...]]:
+    assert {request.arrival for request in workload} == {0} and {request.n for request in workload} == {1}
+    return [tuple(request.prompt_token_ids) for request in workload]
+
+
+def assert_interleaved(families: list) -> None:
+    """Neighbours are mostly of different families: whoever serves by arrival keeps changing."""
+    changes = sum(a != b for a, b in pairwise(families))
+    assert changes > len(families) / 2
+
+
+def test_few_shot_questions_share_their_tasks_examples():
+    prompts = prompts_of(few_shot(tasks=3, questions=7, examples=2, example_len=10, question_len=5, vocab_size=100))
+    stems = [prompt[:20] for prompt in prompts]
+    assert sorted(stems.count(stem) for stem in set(stems)) == [7, 7, 7]
+    assert all(21 <= len(prompt) <= 25 for prompt in prompts)
+    assert all(0 < token < 100 for prompt in prompts for token in prompt)
+    assert_interleaved(stems)
+
+
+def test_each_turn_of_a_chat_begins_with_all_that_was_said():
+    workload = chat(conversations=4, turns=5, system_len=10, turn_len=6, answer_len=8)
+    prompts = prompts_of(workload)
+    assert len({prompt[:10] for prompt in prompts}) == 1 and {request.output_len for request in workload} == {8}
+    first = [prompt for prompt in prompts if len(prompt) <= 16]
+    assert len(first) == 4
+    families = [next(i for i, begin in enumerate(first) if prompt[: len(begin)] == begin) for prompt in prompts]
+    for family in range(4):
+        said = [prompt for prompt, of in zip(prompts, families, strict=True) if of == family]
+        assert len(said) == 5
+        for before, after in pairwise(said):
+            assert after[: len(before)] == before
+            assert 1 <= len(after) - len(before) - 8 <= 6, "an answer of 8, then the next message"
+    assert_interleaved(families)
+
+
+def test_a_tree_of_thought_branches_at_every_prompt():
+    prompts = prompts_of(tree_of_thought(problems=4, depth=3, branches=2, problem_len=10, thought_len=4))
+    assert sorted(map(len, prompts)) == [10] * 4 + [14] * 8 + [18] * 16
+    for prompt in prompts:
+        below = [other for other in prompts if len(other) == len(prompt) + 4 and other[: len(prompt)] == prompt]
+        assert len(below) == (2 if len(prompt) < 18 else 0)
+        assert all(prompts.index(prompt) < prompts.index(other) for other in below), "a thought comes after its problem"
+    assert_interleaved([prompt[:10] for prompt in prompts])
+
+
+def test_self_consistency_asks_the_same_again():
+    prompts = prompts_of(self_consistency(questions=4, samples=6, examples_len=20, question_len=5))
+    assert [prompts.count(prompt) for prompt in set(prompts)] == [6] * 4
+    assert len({prompt[:20] for prompt in prompts}) == 1 and all(21 <= len(prompt) <= 25 for prompt in prompts)
+    assert_interleaved(prompts)

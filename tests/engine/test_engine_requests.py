@@ -161,7 +161,7 @@ def test_lengths_beyond_the_model_are_refused_at_construction(engine_factory):
     with pytest.raises(ValueError, match=f"max_model_len is {MAX_LEN + 1}.*end at {MAX_LEN}"):
         engine_factory(max_model_len=MAX_LEN + 1)
     with pytest.raises(ValueError, match="must be at least 128"):
-        engine_factory(max_num_batched_tokens=127)
+        engine_factory(chapter=3, max_num_batched_tokens=127)
     with pytest.raises(ValueError, match="the KV cache may take 1,000 bytes"):
         engine_factory(kv_cache_memory_bytes=1000)
 

@@ -45,7 +45,7 @@ def test_samples_are_prefills_of_their_own_before_blocks_are_shared(engine_facto
 
 
 def test_reset(engine_factory):
-    engine = engine_factory()
+    engine = engine_factory(prefix_cache="none")
     requests = {"a": (random_prompt(random.Random(0), 3), greedy(3))}
     serve(engine, requests)
     first = engine.metrics.to_dict()

@@ -14,6 +14,7 @@ from minillm.memory.kv_manager import (
     group_layers,
     plan_geometry,
 )
+from minillm.memory.radix_cache import RadixCache
 from tests.support import random_config
 
 SPEC = FullAttentionSpec(num_kv_heads=2, head_dim=16, dtype="float32")  # 256 bytes a row
@@ -478,3 +479,224 @@ def test_rows_shared_by_several_count_once():
     assert kv.num_used_rows({"a": 10, "b": 9}) == 10
     kv.allocate("b", 9, 12)
     assert kv.num_used_rows({"a": 10, "b": 12}) == 8 + 2 + 4
+
+
+# -- a prefix cache -------------------------------------------------------------------------------------------------
+
+
+def cached(blocks: int = 6, groups: int = 1, hosts: int = 0) -> KVManager:
+    geometry = KVGeometry(group_layers([SPEC, WIDE][:groups]), 4, blocks, 4)
+    return KVManager(geometry, 1000, hosts, prefix_cache=RadixCache)
+
+
+def begin(kv: KVManager, request_id: str, tokens) -> int:
+    """A request's way to the pass that computes its prompt. Rows that it found; all blocks must be there."""
+    match = kv.match(tokens)
+    found = match.num_tokens if match else 0
+    if match:
+        kv.adopt(request_id, match)
+    assert kv.allocate(request_id, found, len(tokens)) is not None
+    return found
+
+
+def end(kv: KVManager, request_id: str, tokens) -> None:
+    kv.keep(request_id, tokens)
+    kv.free(request_id)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_who_adopts_shares_and_what_is_idle_counts_as_free(groups):
+    kv = cached(blocks=8, groups=groups)
+    tokens = list(range(10))
+    assert begin(kv, "a", tokens) == 0
+    blocks = kv.block_ids("a")
+    end(kv, "a", tokens)
+    assert kv.num_free_blocks == 8 and kv.pool.num_free == 8 - 3 * groups and kv.num_reserved_rows == 0
+    assert kv.match(tokens[:8]).num_tokens == 7, "the last token of a prompt is always computed"
+    assert kv.match(tokens[:1]) is None and kv.match([9, *tokens]) is None
+    match = kv.match([*tokens[:9], 77])
+    assert match.num_tokens == 9
+    kv.adopt("b", match)
+    assert kv.block_ids("b") == blocks and kv.num_free_blocks == 8 - 3 * groups
+    assert kv.check_integrity(live=["b"])
+    got = kv.allocate("b", 9, 10)
+    assert got.rewritten and copies_of(kv) == [(g, blocks[g][2], got.block_ids[g][2]) for g in range(groups)]
+    kv.free("b")
+    assert kv.num_free_blocks == 8 and kv.check_integrity(live=[])
+
+
+def test_a_prompt_of_whole_blocks_found_whole_computes_its_last_row_in_a_copy():
+    kv = cached()
+    begin(kv, "a", range(8))
+    end(kv, "a", range(8))
+    assert begin(kv, "b", range(8)) == 7
+    assert copies_of(kv) == [(0, 2, 3)]
+    end(kv, "b", range(8))
+    assert kv.pool.num_free == 4, "the same once more is not kept"
+    assert kv.check_integrity(live=[])
+
+
+def test_no_more_is_evicted_than_is_lacking():
+    kv = cached(blocks=6)
+    begin(kv, "a", range(16))
+    end(kv, "a", range(16))
+    assert kv.allocate("b", 0, 8) is not None and kv.match(range(17)).num_tokens == 16, "two were free"
+    assert kv.allocate("b", 8, 9) is not None and kv.match(range(17)).num_tokens == 12, "one from the end"
+    assert kv.num_free_blocks == 3 and kv.check_integrity(live=["b"])
+
+
+@pytest.mark.parametrize("leave", [0, 1, 5])
+def test_nothing_is_evicted_in_vain(leave):
+    kv = cached(blocks=6)
+    begin(kv, "a", range(16))
+    end(kv, "a", range(16))
+    assert kv.allocate("b", 0, 4 * (7 - leave), leave=leave) is None
+    assert kv.match(range(17)).num_tokens == 16 and kv.pool.num_free == 2
+    assert kv.allocate("b", 0, 4 * (6 - leave), leave=leave) is not None
+    assert kv.num_free_blocks == leave and kv.check_integrity(live=["b"])
+
+
+def test_what_a_request_uses_is_not_evicted():
+    kv = cached(blocks=6)
+    begin(kv, "a", range(16))
+    end(kv, "a", range(16))
+    assert begin(kv, "b", [*range(8), 70]) == 8
+    assert kv.num_free_blocks == 3
+    assert kv.allocate("c", 0, 16) is None
+    assert kv.allocate("c", 0, 12) is not None
+    assert kv.match(range(17)).num_tokens == 8, "the other half is gone"
+    assert kv.check_integrity(live=["b", "c"])
+
+
+def test_of_a_running_request_whole_blocks_are_kept():
+    kv = cached(blocks=6)
+    begin(kv, "a", range(10))
+    kv.keep("a", range(10), running=True)
+    assert kv.match(range(10)).num_tokens == 8
+    assert kv.num_free_blocks == 3 and kv.check_integrity(live=["a"])
+    assert not kv.allocate("a", 10, 11).rewritten, "it goes on writing in its last block"
+    end(kv, "a", range(11))
+    assert kv.match(range(12)).num_tokens == 11
+    assert kv.num_free_blocks == 6 and kv.check_integrity(live=[])
+
+
+def test_two_that_computed_the_same_keep_it_once_and_both_lock_it():
+    kv = cached(blocks=8)
+    for name in "ab":
+        begin(kv, name, range(8))
+    for name in "ab":
+        kv.keep(name, range(8), running=True)
+    assert kv.num_free_blocks == 4 and kv.check_integrity(live=["a", "b"])
+    kv.free("a")
+    assert kv.num_free_blocks == 4, "b's own two, and the two of a's that b keeps in the cache"
+    kv.free("b")
+    assert kv.num_free_blocks == 8 and kv.pool.num_free == 6 and kv.check_integrity(live=[])
+
+
+def test_a_request_may_give_up_what_only_it_keeps_in_the_cache():
+    kv = cached(blocks=8)
+    for name in "ab":
+        begin(kv, name, range(8))
+    for name in "ab":
+        kv.keep(name, range(8), running=True)
+    assert not kv.forget("a"), "b uses it as well"
+    kv.free("a")
+    assert kv.forget("b") and kv.num_free_blocks == 6 and kv.match(range(9)) is None
+    assert kv.check_integrity(live=["b"])
+    assert not kv.forget("b") and not kv.forget("nobody")
+    kv.keep("b", range(8), running=True)
+    assert kv.match(range(9)).num_tokens == 8 and kv.num_free_blocks == 6
+    assert kv.check_integrity(live=["b"])
+
+
+def test_a_fork_locks_what_it_shares():
+    kv = cached(blocks=8)
+    begin(kv, "a", range(9))
+    kv.keep("a", range(9), running=True)
+    kv.fork("a", "b", 8)
+    kv.free("a")
+    assert kv.num_free_blocks == 6 and kv.check_integrity(live=["b"])
+    assert kv.allocate("c", 0, 25) is None
+    assert kv.allocate("c", 0, 24) is not None and kv.match(range(9)).num_tokens == 8
+    kv.free("b")
+    assert kv.num_free_blocks == 2 and kv.check_integrity(live=["c"])
+
+
+def test_rows_that_only_the_cache_has_are_no_requests():
+    """As many blocks may be held without being in a table as are in two: what is shared still counts once."""
+    kv = cached(blocks=12)
+    for name in "ab":
+        begin(kv, name, range(8))
+    for name in "ab":
+        kv.keep(name, range(8), running=True)
+    kv.free("a")  # its two blocks stay: b uses them in the cache, if not in its table
+    kv.allocate("c", 0, 8)
+    kv.fork("c", "d")
+    held = sum(len(kv.block_ids(name)[0]) for name in "bcd")
+    assert held == kv.num_usable_blocks - kv.num_free_blocks == 6
+    assert kv.num_used_rows({"b": 8, "c": 8, "d": 8}) == 16
+
+
+def test_extras_keep_apart():
+    kv = cached(blocks=8)
+    kv.allocate("a", 0, 8)
+    kv.keep("a", range(8), ("adapter", None))
+    kv.free("a")
+    assert kv.match(range(9)) is None and kv.match(range(9), ("other", None)) is None
+    assert kv.match(range(9), ("adapter", None)).num_tokens == 8
+
+
+def test_who_is_swapped_out_leaves_the_cache_alone():
+    kv = cached(blocks=6, hosts=6)
+    begin(kv, "a", range(8))
+    end(kv, "a", range(8))
+    begin(kv, "b", [*range(8), 70, 71])
+    assert kv.swap_out("b", 10) and kv.num_free_blocks == 6 and kv.check_integrity(live=["b"])
+    kv.keep("b", [*range(8), 70, 71])
+    assert kv.match([*range(8), 70, 71]).num_tokens == 8, "it holds nothing that could be kept"
+    assert kv.allocate("b", 10, 11).rewritten
+    assert kv.match(range(9)).num_tokens == 8 and kv.pool.num_free == 1
+    assert kv.check_integrity(live=["b"])
+
+
+def test_adopting_twice_or_too_late_is_refused():
+    kv = cached(blocks=4)
+    begin(kv, "a", range(8))
+    end(kv, "a", range(8))
+    match = kv.match(range(9))
+    kv.adopt("b", match)
+    with pytest.raises(IntegrityError, match="b already owns blocks"):
+        kv.adopt("b", match)
+    kv.free("b")
+    assert kv.allocate("c", 0, 16) is not None
+    with pytest.raises(IntegrityError):
+        kv.adopt("d", match)
+
+
+def test_a_manager_without_a_cache_finds_and_keeps_nothing():
+    kv = manager()
+    kv.allocate("a", 0, 8)
+    kv.keep("a", range(8))
+    kv.free("a")
+    assert kv.match(range(9)) is None and not kv.forget("a") and kv.pool.num_free == kv.num_free_blocks == 4
+
+
+def lock_of_nobody(kv: KVManager) -> None:
+    kv.cache.hold(kv.match(range(9)).node)
+
+
+def lock_lost(kv: KVManager) -> None:
+    kv.cache.unlock(kv._locked.pop("b"))
+
+
+@pytest.mark.parametrize("fault", [lock_of_nobody, lock_lost])
+def test_locks_and_users_agree(fault):
+    kv = cached(blocks=8)
+    begin(kv, "a", range(8))
+    end(kv, "a", range(8))
+    if fault is lock_lost:
+        begin(kv, "b", range(9))
+    assert kv.check_integrity()
+    fault(kv)
+    with pytest.raises(IntegrityError, match=r"somebody uses its block|what is locked in the prefix cache"):
+        kv.check_integrity()

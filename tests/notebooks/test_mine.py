@@ -15,6 +15,8 @@ from minillm.core.config import LAST_BUILT
 from minillm.core.workloads import Fixed, Uniform, random_workload
 from minillm.course import mine
 from minillm.course.grader import ExerciseResult, Grade, exercise_id, is_exercise, read
+from minillm.models.fetch import resolve
+from minillm.models.tokenizer import Tokenizer
 from tests.notebooks.toy_lab import cell_of, learner, solution, solved
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +65,15 @@ def test_solutions_as_parts_give_the_chapters_tokens(solved_labs, chapter):
 
     assert tokens(config, parts={name: watched(part) for name, part in chosen.items()}) == tokens(config)
     assert set(made) == set(chosen.values()), "each of them was used"
+
+
+@pytest.mark.parametrize("upto", [3, 4])
+def test_a_scheduler_of_an_earlier_lab_serves_prompts_longer_than_a_later_engines_budget(solved_labs, upto):
+    solved_labs(upto)
+    config = EngineConfig.latest(max_num_seqs=2, max_num_batched_tokens=3)
+    assert all(len(encoded) > 3 for encoded in map(Tokenizer(resolve("tiny")).encode, PROMPTS[:2]))
+    mine = {"scheduler": parts.my_parts()["scheduler"]}
+    assert tokens(config, parts=mine) == tokens(config)
 
 
 def test_exercises_and_the_table_name_each_other():

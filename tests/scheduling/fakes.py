@@ -12,7 +12,7 @@ from minillm.core.config import EngineConfig
 from minillm.core.kv_spec import FullAttentionSpec
 from minillm.core.request import Request
 from minillm.core.sampling_params import SamplingParams
-from minillm.memory.kv_manager import KVGeometry, KVManager, group_layers
+from minillm.memory.kv_manager import KVGeometry, KVManager, group_layers, prefix_cache
 from minillm.scheduling.scheduler import Scheduler
 
 EOS = (2, 3)
@@ -142,16 +142,18 @@ def make_scheduler(
     eos=EOS,
     **switches,
 ) -> Scheduler:
-    """``host_blocks``: preempted requests are swapped out to so many. ``switches``: batching, scheduling_policy."""
-    groups = group_layers([FullAttentionSpec(1, 2, "float32")])
-    kv = KVManager(KVGeometry(groups, block_size, blocks, null_rows=1), max_model_len, host_blocks)
+    """``host_blocks``: preempted requests are swapped out to so many. ``switches``: of EngineConfig."""
     config = EngineConfig(
+        kv_layout="paged",
         max_model_len=max_model_len,
-        max_num_batched_tokens=budget or max(64, kv.capacity),
+        max_num_batched_tokens=budget or max(64, max_model_len),
         max_num_seqs=max_num_seqs,
         preemption_mode="swap" if host_blocks else "recompute",
         **switches,
     )
+    groups = group_layers([FullAttentionSpec(1, 2, "float32")])
+    geometry = KVGeometry(groups, block_size, blocks, null_rows=1)
+    kv = KVManager(geometry, max_model_len, host_blocks, prefix_cache=prefix_cache(config))
     return Scheduler(config, kv, eos)
 
 

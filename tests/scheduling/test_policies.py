@@ -1,14 +1,24 @@
 import pytest
 
 from minillm.core.config import CHOICES, EngineConfig
+from minillm.memory.block_pool import BlockPool
+from minillm.memory.kv_manager import prefix_cache
 from minillm.scheduling.policies import StaticBatching
 from minillm.scheduling.scheduler import batching, policy
 from tests.scheduling.fakes import Loop, make_scheduler, request
 
+BUILD = {
+    "batching": batching,
+    "scheduling_policy": lambda config: policy(config, kv=None),
+    "prefix_cache": lambda config: f(BlockPool(1), 1) if (f := prefix_cache(config)) else None,
+}
 
-@pytest.mark.parametrize("name, build", [("batching", batching), ("scheduling_policy", policy)])
-def test_every_choice_of_the_config_is_there(name, build):
-    made = {type(build(EngineConfig(**{name: choice}))) for choice in CHOICES[name]}
+
+@pytest.mark.parametrize("name", BUILD)
+def test_every_choice_of_the_config_is_there(name):
+    latest = EngineConfig.latest(enable_chunked_prefill=False)
+    others = {"scheduling_policy": "fcfs"} if name == "prefix_cache" else {}
+    made = {type(BUILD[name](latest.override(**{name: choice}, **others))) for choice in CHOICES[name]}
     assert len(made) == len(CHOICES[name])
 
 

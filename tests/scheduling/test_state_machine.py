@@ -23,7 +23,7 @@ from minillm.compute.attention.dense import DenseAttention
 from minillm.core.config import EngineConfig
 from minillm.core.request import RequestStatus
 from minillm.engine.runner import ModelRunner
-from minillm.memory.kv_manager import KVManager, plan_geometry, plan_host_blocks
+from minillm.memory.kv_manager import KVManager, plan_geometry, plan_host_blocks, prefix_cache
 from minillm.scheduling.scheduler import Scheduler
 from tests.scheduling.fakes import EOS, VOCAB, Loop, expected, make_scheduler, next_token, request
 from tests.support import random_model
@@ -59,17 +59,22 @@ class Machine(RuleBasedStateMachine):
         block_size=st.sampled_from([1, 2, 4, 16, LIMIT]),
         seats=st.integers(1, 5),
         hosts=st.sampled_from([0, 0, 2, 50]),
-        batching=st.sampled_from(["static", "iteration", "iteration"]),
-        policy=st.sampled_from(["fcfs", "priority", "mlfq"]),
+        batching=st.sampled_from(["static", "iteration", "chunks", "chunks"]),
+        budget=st.sampled_from([1, 2, 3, 7, 64]),
+        policy=st.sampled_from(["fcfs", "priority", "mlfq", "lpm"]),
+        cache=st.sampled_from(["none", "block_hash", "radix", "radix"]),
     )
-    def build(self, blocks, block_size, seats, hosts, batching, policy):
+    def build(self, blocks, block_size, seats, hosts, batching, budget, policy, cache):
         self.loop = self.make(
             max(blocks, -(-6 // block_size)),
             block_size,
             max_num_seqs=seats,
             host_blocks=hosts,
-            batching=batching,
-            scheduling_policy=policy,
+            batching="iteration" if batching == "chunks" else batching,
+            enable_chunked_prefill=batching == "chunks",
+            budget=budget if batching == "chunks" else None,
+            scheduling_policy="fcfs" if policy == "lpm" and cache == "none" else policy,
+            prefix_cache=cache,
         )
         self.scheduler = self.loop.scheduler
         self.capacity = self.scheduler.kv.capacity
@@ -104,13 +109,17 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.scheduler.has_runnable())
     @rule()
     def step(self):
-        before = sum(len(r.output_token_ids) for r in self.everybody)
         order = self.scheduler.policy.order
         running = sorted(self.scheduler.running, key=order)
+        decoding = {r.request_id for r in running if r.num_tokens - r.num_computed_tokens == 1}
         assert self.loop.step(), "work is there and nothing was computed"
         if self.scheduler.config.scheduling_policy == "fcfs" and running:
             assert running[0].request_id not in self.loop.passes[-1].preempted, "the oldest gave way"
-        assert sum(len(r.output_token_ids) for r in self.everybody) > before
+        passed = self.loop.passes[-1]
+        assert 0 < passed.tokens <= self.scheduler.config.max_num_batched_tokens
+        if self.scheduler.config.enable_chunked_prefill:
+            left_out = decoding - set(passed.ids) - set(passed.preempted)
+            assert not left_out, "Algorithm 3: no decode waits for a prompt"
 
     @precondition(lambda self: self.scheduler.requests)
     @rule(data=st.data())
@@ -192,11 +201,11 @@ class ModelMachine(Machine):
             hidden = ModelMachine.model(torch.tensor(tokens), torch.arange(len(tokens)), DenseAttention(1, len(tokens)))
             return int(ModelMachine.model.compute_logits(hidden[-1:]).argmax())
 
-    def make(self, blocks, block_size, host_blocks, **choices) -> Loop:
+    def make(self, blocks, block_size, host_blocks, budget, **choices) -> Loop:
         model = self.model
         config = EngineConfig.latest(
             max_model_len=LIMIT,
-            max_num_batched_tokens=64,
+            max_num_batched_tokens=budget or 64,
             dtype="float64",
             block_size=block_size,
             num_gpu_blocks_override=blocks + 1,
@@ -205,7 +214,7 @@ class ModelMachine(Machine):
             **choices,
         )
         geometry = plan_geometry(config, model.kv_cache_spec(), 0)
-        kv = KVManager(geometry, LIMIT, plan_host_blocks(config, geometry))
+        kv = KVManager(geometry, LIMIT, plan_host_blocks(config, geometry), prefix_cache=prefix_cache(config))
         return Loop(Scheduler(config, kv, EOS), runner=RealRunner(model, config, geometry, EOS))
 
 

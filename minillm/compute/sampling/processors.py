@@ -28,12 +28,14 @@ class SamplingRow:
     seed: int
     sample_index: int
     eos_token_ids: tuple[int, ...] = ()
+    allowed: Tensor | None = None  # bool [V], what a grammar allows here; set anew for each position
 
     @property
     def changes_logits(self) -> bool:
         p = self.params
         return bool(
-            p.allowed_token_ids is not None
+            self.allowed is not None
+            or p.allowed_token_ids is not None
             or p.logit_bias
             or len(self.output_token_ids) < p.min_tokens
             or p.presence_penalty
@@ -56,6 +58,8 @@ def _process_row(logits: Tensor, row: SamplingRow) -> None:
     def ids(tokens) -> Tensor:
         return torch.tensor(list(tokens), dtype=torch.int64, device=device)
 
+    if row.allowed is not None:
+        logits.masked_fill_(~row.allowed, float("-inf"))
     if params.allowed_token_ids is not None:
         allowed = ids(params.allowed_token_ids)
         kept = logits[allowed]
