@@ -158,6 +158,10 @@ class LLM:
             if output is not None and i in self._inbox:
                 self._inbox[i].append(output)
 
+    def reset_prefix_cache(self) -> bool:
+        """Drop the KV that is kept of earlier prompts; False, and nothing is dropped, while a request uses any."""
+        return self.engine.reset_prefix_cache()
+
     def close(self) -> None:
         """Abort what runs and give memory back. Every later call raises."""
         self.engine.close()

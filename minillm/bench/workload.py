@@ -12,12 +12,14 @@ from minillm.engine.engine import Engine
 def run_workload(engine: Engine, workload: list[WorkloadRequest]) -> dict[str, float | int]:
     """Serve every request as it comes; output lengths forced. Returns the engine's counters and "seconds".
 
-    Greedy, but where a request has several samples.
+    Greedy, but where a request has several samples. A prefix cache is empty at first: a run repeated is no hit.
 
     Arrivals are counted in forward passes: request r is queued once so many have run. Where the engine would idle,
     the clock jumps to the next arrival.
     """
     engine.metrics.reset()
+    if not engine.reset_prefix_cache():
+        raise RuntimeError("requests of somebody else are running: the prefix cache can't be emptied")
     pending = sorted(enumerate(workload), key=lambda item: item[1].arrival)
     clock, started = 0, time.perf_counter()
     while pending or engine.has_unfinished_requests():

@@ -332,6 +332,10 @@ class Engine:
         """True if every block of the KV cache is free or owned by a live request; IntegrityError says what is not."""
         return self.kv.check_integrity(live=self.scheduler.requests)
 
+    def reset_prefix_cache(self) -> bool:
+        """Drop the KV that is kept of earlier prompts; False, and nothing is dropped, while a request uses any."""
+        return self.kv.reset_prefix_cache()
+
     def close(self) -> None:
         """Abort everything and give up model and KV cache."""
         if self.alive:

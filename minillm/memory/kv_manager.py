@@ -331,6 +331,14 @@ class KVManager:
         if request_id not in self._locked or node.end > self._locked[request_id].end:
             self._lock(request_id, node)
 
+    def reset_prefix_cache(self) -> bool:
+        """Drop all that the prefix cache keeps; False, and nothing is dropped, while a request uses any of it."""
+        if self._locked:
+            return False
+        if self.cache is not None:
+            self.cache.evict(self.cache.num_idle_blocks)
+        return True
+
     def forget(self, request_id: str) -> bool:
         """Drop from the cache what only this request uses of the prefix that it locks; False if there is nothing.
 

@@ -61,7 +61,7 @@ class LlamaMLP(nn.Module):
 
 
 class LlamaDecoderLayer(nn.Module):
-    """Pre-norm residual block: attention, then MLP."""
+    """Pre-norm residual block: attention, then MLP, and each is added when the next norm reads it."""
 
     def __init__(self, config: ModelConfig, layer: int, factory: dict, cpp: bool):
         super().__init__()
@@ -71,9 +71,17 @@ class LlamaDecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, **place)
         self.mlp = LlamaMLP(config, factory, cpp)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], attention: Attention) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotary, attention)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def forward(
+        self, x: Tensor, residual: Tensor | None, rotary: tuple[Tensor, Tensor], attention: Attention
+    ) -> tuple[Tensor, Tensor]:
+        """What is to be added, and to what; the first layer has nothing to add to."""
+        if residual is None:
+            x, residual = self.input_layernorm(x), x
+        else:
+            x, residual = self.input_layernorm(x, residual)
+        x = self.self_attn(x, rotary, attention)
+        x, residual = self.post_attention_layernorm(x, residual)
+        return self.mlp(x), residual
 
 
 class LlamaForCausalLM(nn.Module):
@@ -122,10 +130,11 @@ class LlamaForCausalLM(nn.Module):
     def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """input_ids and positions int64 [T] -> hidden states [T, hidden_size] in the model's dtype."""
         x = self.embed_tokens(input_ids)
+        residual = None
         rotary = self.rotary.tables(positions, x.dtype)
         for layer in self.layers:
-            x = layer(x, rotary, attention)
-        return self.norm(x)
+            x, residual = layer(x, residual, rotary, attention)
+        return self.norm(x, residual)[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, hidden_size] -> logits [R, vocab_size] in the model's dtype."""

@@ -54,6 +54,14 @@ def test_rms_norm(shape, size):
     assert len(x) == 0 or (got.double() - want).abs().le(want.abs() * 2**-8 + 1e-30).all(), "rounded once, at the end"
 
 
+@pytest.mark.parametrize("shape", [(3, 576), (1, 40), (5, 1), (7, 33), (0, 64), (100, 576)])
+def test_add_rms_norm_is_the_sum_and_its_norm_to_the_bit(shape):
+    x, residual, weight = randn(*shape) * 3, randn(shape[0], 2 * shape[1], seed=2)[:, : shape[1]], randn(shape[1], seed=1)
+    got, total = torch.ops.minillm.add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(total, x + residual)
+    assert torch.equal(got, torch.ops.minillm.rms_norm(total, weight, 1e-5))
+
+
 @pytest.mark.parametrize("tokens, size", [(3, 1536), (1, 1), (2, 33), (5, 80), (0, 16), (40, 1024)])
 def test_silu_mul(tokens, size):
     x = randn(tokens, 2 * size) * 4
@@ -399,7 +407,9 @@ def test_in_a_compiled_graph():
 
     def small(x, weight, cos, sin):
         y = torch.ops.minillm.rms_norm(x, weight, 1e-5)
-        return torch.ops.minillm.silu_mul(torch.ops.minillm.rotary(y, cos, sin).flatten(1))
+        flat = torch.ops.minillm.rotary(y, cos, sin).flatten(1)
+        y, total = torch.ops.minillm.add_rms_norm(flat, flat, weight.repeat(4), 1e-5)
+        return torch.ops.minillm.silu_mul(y + total)
 
     args = randn(3, 4, 32), randn(32, seed=1), torch.ones(3, 1, 32), torch.zeros(3, 1, 32)
     with torch.no_grad():

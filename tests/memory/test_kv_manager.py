@@ -673,6 +673,18 @@ def test_adopting_twice_or_too_late_is_refused():
         kv.adopt("d", match)
 
 
+def test_the_cache_is_emptied_only_while_nobody_uses_it():
+    kv = cached(blocks=8)
+    for name, tokens in (("a", range(8)), ("b", range(100, 106))):
+        begin(kv, name, tokens)
+        kv.keep(name, tokens)
+    kv.free("a")
+    assert not kv.reset_prefix_cache() and kv.match(range(9)) is not None
+    kv.free("b")
+    assert kv.reset_prefix_cache() and kv.match(range(9)) is None and kv.pool.num_free == 8
+    assert kv.check_integrity(live=[]) and kv.reset_prefix_cache() and manager().reset_prefix_cache()
+
+
 def test_a_manager_without_a_cache_finds_and_keeps_nothing():
     kv = manager()
     kv.allocate("a", 0, 8)

@@ -82,14 +82,16 @@ class PagedAttention(AttentionBackend):
         kind = window, kv.k.dtype, kv.k.shape, kv.v.shape
         if kind not in self.groups:
             self.groups[kind] = [self._group(together, kv, window) for together in self._together(kv, few.tolist())]
-        o = torch.zeros_like(q)  # a query that sees no key is in no group
+        if len(few) == len(meta.query_lens):
+            o = torch.empty_like(q)
+        else:
+            o = torch.zeros_like(q)  # a query that sees no key is in no group
         if len(few):
             where = few, meta.query_start_loc, self.seq_lens, meta.block_table, meta.block_size
             torch.ops.minillm.paged_attention(q, kv.k, kv.v, o, *where, scale, window)
-        k_blocks, v_blocks = (rows.view(-1, meta.block_size * rows[0].numel()) for rows in (kv.k, kv.v))
         for group in self.groups[kind]:
-            for blocks, room in ((k_blocks, group.k_room), (v_blocks, group.v_room)):
-                torch.index_select(blocks, 0, group.blocks, out=room)
+            for rows, room in ((kv.k, group.k_room), (kv.v, group.v_room)):
+                torch.index_select(rows.view(-1, room.shape[1]), 0, group.blocks, out=room)
                 if len(group.padding):  # a weight of 0 times what a former owner left there may be NaN
                     room.view(-1, room.shape[1] // meta.block_size).index_fill_(0, group.padding, 0)
             o[group.tokens] = attend_group(q[group.tokens], group.k, group.v, group.mask, scale)

@@ -81,6 +81,7 @@ def _tell_shapes() -> None:
     """What comes out of the operators that torch's compiler may meet; those of attention it never sees."""
     tell = torch.library.register_fake
     tell("minillm::rms_norm", lambda x, weight, eps: x.new_empty(x.shape))
+    tell("minillm::add_rms_norm", lambda x, residual, weight, eps: (x.new_empty(x.shape), x.new_empty(x.shape)))
     tell("minillm::rotary", lambda x, cos, sin: x.new_empty(x.shape))
     tell("minillm::silu_mul", lambda gate_up: gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2))
 

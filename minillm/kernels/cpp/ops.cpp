@@ -1,7 +1,7 @@
 // bfloat16 serving on a CPU: paged attention, the writing of K and V, and the small operations of a layer.
 //
 // Each operator is the twin of a few torch calls: paged_attention of kernels/paged_attention.py, kv_write of
-// kernels/kv_write.py, rms_norm of F.rms_norm, rotary of apply_rotary (models/layers/rotary.py), silu_mul of
+// kernels/kv_write.py, rms_norm of F.rms_norm, add_rms_norm of it and x + residual, rotary of apply_rotary (models/layers/rotary.py), silu_mul of
 // F.silu(gate) * up. What is stored is bfloat16, what is computed is float32, rounded once at the end.
 //
 // No result depends on the number of threads or on what else is in the batch: a row, or a request's share of keys, is
@@ -157,6 +157,17 @@ int64_t grain(int64_t numbers_of_a_row) { return std::max<int64_t>(1, GRAIN / st
 
 // -- the small operations of a layer --------------------------------------------------------------------------------
 
+INLINE void normalize(const Bits* from, const Bits* weight, Bits* to, int64_t size, float eps) {
+  Pair squares = {};
+  for (int64_t i = 0; i < size; i += PAIR) {
+    const Pair v = load(from + i, size - i);
+    squares = squares + v * v;
+  }
+  const float factor = 1 / std::sqrt(sum(squares.even + squares.odd) / size + eps);
+  for (int64_t i = 0; i < size; i += PAIR)
+    store(to + i, load(from + i, size - i) * factor * load(weight + i, size - i), size - i);
+}
+
 // x [..., N] of 1 to 3 dimensions, weight [N] -> x / sqrt(mean(x²) + eps) · weight.
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   TORCH_CHECK_VALUE(x.dim() >= 1 && x.dim() <= 3, "x must have 1 to 3 dimensions, not ", x.sizes());
@@ -169,19 +180,32 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   const Bits *from = bits(x), *w = bits(weight);
   Bits* to = mutable_bits(y);
   at::parallel_for(0, outer * inner, grain(size), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; row++) {
-      const Bits* in = from + row / inner * outer_stride + row % inner * inner_stride;
-      Pair squares = {};
-      for (int64_t i = 0; i < size; i += PAIR) {
-        const Pair v = load(in + i, size - i);
-        squares = squares + v * v;
-      }
-      const float factor = 1 / std::sqrt(sum(squares.even + squares.odd) / size + static_cast<float>(eps));
-      for (int64_t i = 0; i < size; i += PAIR)
-        store(to + row * size + i, load(in + i, size - i) * factor * load(w + i, size - i), size - i);
-    }
+    for (int64_t row = begin; row < end; row++)
+      normalize(from + row / inner * outer_stride + row % inner * inner_stride, w, to + row * size, size, eps);
   });
   return y;
+}
+
+// x and residual [T, N], weight [N] -> rms_norm(x + residual), and that sum.
+std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps) {
+  check("x", x, 2);
+  check("residual", residual, 2);
+  check("weight", weight, 1);
+  const int64_t tokens = x.size(0), size = weight.size(0);
+  TORCH_CHECK_VALUE(x.size(1) == size && residual.sizes() == x.sizes(), "x and residual must be [T, ", size,
+                    "] as the weight is, not ", x.sizes(), " and ", residual.sizes());
+  Tensor y = at::empty(x.sizes(), x.options()), total = at::empty(x.sizes(), x.options());
+  const Bits *a = bits(x), *b = bits(residual), *w = bits(weight);
+  Bits *to = mutable_bits(y), *sums = mutable_bits(total);
+  at::parallel_for(0, tokens, grain(size), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; t++) {
+      for (int64_t i = 0; i < size; i += PAIR)
+        store(sums + t * size + i, load(a + t * x.stride(0) + i, size - i) + load(b + t * residual.stride(0) + i, size - i),
+              size - i);
+      normalize(sums + t * size, w, to + t * size, size, eps);
+    }
+  });
+  return {y, total};
 }
 
 // gate_up [T, 2 N], the gate first -> gate · sigmoid(gate) · up [T, N].
@@ -480,6 +504,7 @@ void paged_attention(const Tensor& q, const Tensor& k_cache, const Tensor& v_cac
 
 TORCH_LIBRARY(minillm, library) {
   library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor");
+  library.def("add_rms_norm(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor)");
   library.def("silu_mul(Tensor gate_up) -> Tensor");
   library.def("rotary(Tensor x, Tensor cos, Tensor sin) -> Tensor");
   library.def("kv_write(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots) -> ()");
@@ -491,6 +516,7 @@ TORCH_LIBRARY(minillm, library) {
 
 TORCH_LIBRARY_IMPL(minillm, CPU, library) {
   library.impl("rms_norm", rms_norm);
+  library.impl("add_rms_norm", add_rms_norm);
   library.impl("silu_mul", silu_mul);
   library.impl("rotary", rotary);
   library.impl("kv_write", kv_write);
