@@ -465,7 +465,8 @@ def _bench(args) -> int:
         dtype = "float32" if args.requests is None and not args.stalls else args.dtype
         print(json.dumps({"machine": describe(), "model": args.model, "dtype": dtype, "rows": rows}, indent=1))
     else:
-        _print_rows(rows)
+        counters = ("forward_passes", "tokens_computed") if args.stalls else ()  # a line has room for so many columns
+        _print_rows([{name: value for name, value in row.items() if name not in counters} for row in rows])
     return 0
 
 

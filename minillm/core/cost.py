@@ -48,12 +48,14 @@ def step_cost(model: ModelConfig, lengths: list[tuple[int, int]], attention: str
     """Cost of one pass over requests of (new tokens, rows attended to), with weights and KV in ``dtype``.
 
     Weights are read once whatever the batch (the embedding table counts as the head's matrix; looking up rows is
-    free beside it). Every request reads all its KV and writes its new rows. ``naive`` attention moves the score
-    matrix four times: written and read as scores, written and read as probabilities, the 4N² of FlashAttention's
-    analysis, in at least float32.
+    free beside it). Every request reads all its KV and writes its new rows. ``naive`` attention computes all scores,
+    masked ones too, and moves their matrix four times: written and read as scores, written and read as probabilities,
+    the 4N² of FlashAttention's analysis, in at least float32. Others compute the scores that are seen.
     """
     tokens = sum(new for new, _ in lengths)
     pairs = sum(new * rows for new, rows in lengths)
+    if attention != "naive":
+        pairs -= sum(new * (new - 1) // 2 for new, _ in lengths)
     layers, heads, head_dim = model.num_hidden_layers, model.num_attention_heads, model.head_dim
     lookup = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
     matrices = model.num_parameters - lookup

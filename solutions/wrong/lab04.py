@@ -1,5 +1,7 @@
 """Lab 04's classic mistakes, each a wrong version and the sentence for the learner who made it."""
 
+from itertools import pairwise
+
 from minillm.course.checks import mistake
 
 BY_HAND = {"exercise": "4.1", "name": "by_hand", "check": "by hand"}
@@ -61,7 +63,8 @@ def counts_from_0():
 def _plan(
     running, waiting, budget, fits, mixed=False, decodes_cost=True, whole=False, whole_new=False, from_0=False,
     new_first=False, one_prompt=False, spend=True, begun=True, negative=False, drop=False, zeros=False,
-    ask_first=False, go_on=False, one_is_decode=False, even=False, new=True, again=False,
+    ask_first=False, go_on=False, one_is_decode=False, even=False, new=True, again=False, backwards=False,
+    first_begun=False, shortest=False, first_asked=False,
 ):  # fmt: skip
     """Right unless one of the last arguments says otherwise."""
     plan, left, served = {}, budget, 0
@@ -88,7 +91,7 @@ def _plan(
     count = len([j for j in running if not decodes(j)]) + len(waiting)
 
     def old():
-        for job in running:
+        for job in sorted(running, key=lambda j: j.prompt - j.computed) if shortest else running:
             if decodes(job) and not mixed:
                 continue
             if mixed and decodes(job):
@@ -97,7 +100,9 @@ def _plan(
                     plan[job.name] = 1
                     give_back()
                 continue
-            if begun and (left > 0 or negative or zeros) and not (one_prompt and served):
+            if not begun or ((one_prompt or first_begun) and served):
+                continue
+            if left > 0 or negative or zeros or (backwards and left < 0):
                 if zeros and left <= 0:
                     plan[job.name] = 0
                 else:
@@ -120,7 +125,8 @@ def _plan(
                 if negative:
                     chunk(job)
                 break
-            if not ask_first and not fits(job):
+            asks = not ask_first and (job is waiting[0] or not first_asked)
+            if asks and not fits(job):
                 if go_on:
                     continue
                 break
@@ -182,6 +188,24 @@ def only_one_prompt(running, waiting, budget, fits):
     return _plan(running, waiting, budget, fits, one_prompt=True)
 
 
+@mistake(
+    **PLAN,
+    check="plain",
+    says="only the first of those that have begun goes on. What it leaves belongs to the next of them.",
+)
+def only_the_first_begun(running, waiting, budget, fits):
+    return _plan(running, waiting, budget, fits, first_begun=True)
+
+
+@mistake(
+    **PLAN,
+    check="plain",
+    says="of two that have begun the one that lacks less goes first. They go in order of arrival.",
+)
+def shortest_begun_first(running, waiting, budget, fits):
+    return _plan(running, waiting, budget, fits, shortest=True)
+
+
 @mistake(**PLAN, check="plain", says="chunks are not taken off the budget: a second prompt has it all once more.")
 def never_spends(running, waiting, budget, fits):
     return _plan(running, waiting, budget, fits, spend=False)
@@ -212,6 +236,15 @@ def negative_chunk(running, waiting, budget, fits):
 
 
 @mistake(
+    **PLAN,
+    check="edges",
+    says="a prompt that has begun goes backwards: less than nothing is left. Ask for `left > 0`, not for `left != 0`.",
+)
+def begun_goes_backwards(running, waiting, budget, fits):
+    return _plan(running, waiting, budget, fits, backwards=True)
+
+
+@mistake(
     **PLAN, check="edges", says="one that decodes was left out since the budget was used up. That is the stall: never."
 )
 def drops_decodes(running, waiting, budget, fits):
@@ -235,6 +268,11 @@ def reserves_for_nothing(running, waiting, budget, fits):
 @mistake(**PLAN, check="edges", says="one that doesn't fit is passed over, and a later one overtakes it. Stop there.")
 def goes_on_behind_it(running, waiting, budget, fits):
     return _plan(running, waiting, budget, fits, go_on=True)
+
+
+@mistake(**PLAN, check="edges", says="`fits` was asked of the first only. Each that joins needs memory: ask for each.")
+def asks_for_the_first_only(running, waiting, budget, fits):
+    return _plan(running, waiting, budget, fits, first_asked=True)
 
 
 @mistake(
@@ -409,6 +447,36 @@ def wants_two_left(step_ms, target, decodes):
     return _choose(step_ms, target, decodes, least=2)
 
 
+@mistake(
+    **BUDGET,
+    check="edges",
+    says="budgets too small for the decodes were dropped first. A slow one among them counts too: walk first.",
+)
+def drops_small_ones_first(step_ms, target, decodes):
+    return _choose({budget: ms for budget, ms in step_ms.items() if budget > decodes}, target, decodes)
+
+
+@mistake(
+    **BUDGET,
+    check="edges",
+    says="only the next smaller budget was looked at. All smaller ones must keep the promise.",
+)
+def looks_one_back(step_ms, target, decodes):
+    budgets = sorted(step_ms)
+    slow = {large for small, large in pairwise(budgets) if step_ms[small] > target}
+    return _choose({budget: ms for budget, ms in step_ms.items() if budget not in slow}, target, decodes, lucky=True)
+
+
+@mistake(
+    **BUDGET,
+    check="edges",
+    says="a budget was refused since a smaller one takes longer. Both keep the promise: only the target counts.",
+)
+def wants_rising_times(step_ms, target, decodes):
+    rising = {b: ms for b, ms in step_ms.items() if all(step_ms[c] <= ms for c in step_ms if c < b)}
+    return _choose(rising, target, decodes)
+
+
 # -- 4.5 --------------------------------------------------------------------------------------------------------------
 
 
@@ -435,6 +503,11 @@ def five_requests():
     return [(0, 1, 6), (1, 20, 2), (2, 4, 2), (2, 1, 1), (2, 1, 1)]
 
 
+@mistake(**BREAK, says="a request is three numbers: its arrival, its prompt tokens, its output tokens.")
+def leaves_out_arrivals():
+    return [(1, 6), (20, 2), (4, 2)]
+
+
 @mistake(**BREAK, says="a prompt is longer than 20 tokens.")
 def too_long():
     return [(0, 1, 6), (1, 21, 2), (2, 4, 2)]
@@ -450,36 +523,43 @@ def writes_too_long():
 
 def _fill(
     running, waiting, seats, budget, lacking, advance, admit, turn=True, begun=True, new_first=False, spend=True,
-    count_seats=True, go_on=False, most_spent=False, stop=False, one=False, ahead=False,
+    count_seats=True, go_on=False, most_spent=False, stop=False, one=False, always=False, shortest=False,
+    first_begun=False, in_vain=False, asks_new=False, lacking_spent=False,
 ):  # fmt: skip
     """Right unless one of the last arguments says otherwise."""
 
     def run(requests):
         nonlocal budget
         for request in requests:
-            new = advance(request, budget)
+            whatever = always and request in decoding
+            if budget <= 0 and not (in_vain or whatever):
+                break
+            planned = min(lacking(request), budget)
+            new = advance(request, 1 if whatever else budget)
             if not new and stop:
                 break
-            budget -= new if spend else 0
+            budget -= (planned if lacking_spent else new) if spend else 0
             if most_spent and new:
                 budget = 0 if lacking(request) > 0 or new > 1 else budget
 
     def join():
         nonlocal budget, seats
         for request in waiting:
-            if (count_seats and seats == 0) or budget == 0:
+            if (count_seats and seats == 0) or (budget == 0 and not asks_new):
                 break
+            planned = min(lacking(request), budget)
             new = admit(request, budget)
             if not new:
                 if go_on:
                     continue
                 break
-            seats, budget = seats - 1, 0 if most_spent else budget - new
+            seats, budget = seats - 1, 0 if most_spent else budget - (planned if lacking_spent else new)
             if one:
                 break
 
     decoding = [request for request in running if lacking(request) == 1]
     prompts = [request for request in running if lacking(request) > 1]
+    prompts = sorted(prompts, key=lacking) if shortest else prompts[:1] if first_begun else prompts
     if not turn:
         decoding, prompts = running, []
     run(decoding)
@@ -554,3 +634,53 @@ def joins_whole(running, waiting, seats, budget, lacking, advance, admit):
 @mistake(**FILL, check="fills", says="a prompt goes on whole here: allow it no more than the budget that is left.")
 def goes_on_whole(running, waiting, seats, budget, lacking, advance, admit):
     _fill(running, waiting, seats, budget, lacking, lambda request, most: advance(request, lacking(request)), admit)
+
+
+@mistake(
+    **FILL,
+    check="fills",
+    says="decodes go in whatever the budget, as in 4.2. Here it holds for them too: those beyond it wait for a pass.",
+)
+def decodes_whatever_the_budget(*args):
+    _fill(*args, always=True)
+
+
+@mistake(
+    **FILL, check="fills", says="the prompt that lacks less goes on first. Among those that have begun, order decides."
+)
+def shortest_first(*args):
+    _fill(*args, shortest=True)
+
+
+@mistake(
+    **FILL,
+    check="fills",
+    says="only the first that has begun goes on. If it leaves some of the budget, so does the next.",
+)
+def only_the_first_goes_on(*args):
+    _fill(*args, first_begun=True)
+
+
+@mistake(
+    **FILL, check="fills", says="`advance` was called with nothing left of the budget. Look at it before each request."
+)
+def advances_with_nothing(*args):
+    _fill(*args, in_vain=True)
+
+
+@mistake(
+    **FILL,
+    check="fills",
+    says="`admit` was called with nothing left of the budget. It reserves memory: look at the budget first.",
+)
+def admits_with_nothing(*args):
+    _fill(*args, asks_new=True)
+
+
+@mistake(
+    **FILL,
+    check="fills",
+    says="what a request lacks is taken off the budget. Fewer were computed: take off what was returned.",
+)
+def spends_what_it_lacks(*args):
+    _fill(*args, lacking_spent=True)

@@ -82,9 +82,9 @@ def test_what_cannot_be_drawn_is_refused():
 
 def test_shell_shows_the_run_and_its_refusals():
     panel = chunk_widget()
-    assert "211.6 ms" in panel.view.value and "read again 0" in panel.view.value
+    assert "197.6 ms" in panel.view.value and "read again 0" in panel.view.value
     panel.controls["budget"].value = 512
-    assert "26.4 ms" in panel.view.value and "18,288" in panel.view.value
+    assert "26.2 ms" in panel.view.value and "18,288" in panel.view.value
     panel.controls["prompt"].value = 7936
     panel.controls["prompts"].value = 4
     panel.controls["budget"].value = 64
