@@ -28,8 +28,7 @@ def draw() -> str:
     parts = [
         text(20, 30, "1  abcd was asked", "strong", "start"),
         *edge(20, 70, "abcd", "box", "idle"),
-        text(20, 190, "one edge, as long", "small", "start"),
-        text(20, 208, "as it can be", "small", "start"),
+        text(20, 190, "one edge, uncut", "small", "start"),
         text(220, 30, "2  abef runs", "strong", "start"),
         *edge(220, 70, "ab", "lit", "locked ×1"),
         link(220 + 2 * CELL, 70, 324, 70),

@@ -119,7 +119,7 @@ def _insert(cache: RadixCache, match, words: list[str]) -> tuple[Node, int]:
     need, free = len(words) - match.num_tokens, cache.pool.num_free
     if need > free + cache.num_idle_blocks:
         raise ValueError(
-            f"{' '.join(words)!r} needs {need} words more; {free} are free and {cache.num_idle_blocks} may be evicted"
+            f"{' '.join(words)!r} needs {need} words more; free: {free}, idle: {cache.num_idle_blocks}"
         )
     evicted = cache.evict(need - free) if need > free else 0
     rows = cache.pool.allocate(need)
@@ -244,7 +244,7 @@ def step_rows(steps: list[Step]) -> list[dict]:
 def radix_tree_widget() -> Panel:
     """Ask, run, end, evict: where does an edge split, what may go, and does the order matter?"""
     actions = ipywidgets.Textarea(
-        value="ask you are a cat, ask you are the dog",
+        value="ask you are a cat",
         description="actions",
         continuous_update=False,
         layout=ipywidgets.Layout(width="95%", height="4em"),
@@ -255,7 +255,7 @@ def radix_tree_widget() -> Panel:
         if not steps:
             return "<p>The tree is empty. Ask something.</p>"
         last = steps[-1]
-        line = f"<p>Words kept: {last.kept} of {room}, in {len(last.edges)} edges. "
+        line = f"<p>Words kept: {last.kept} of {room}; edges: {len(last.edges)}. "
         line += f"Hit rate so far: <b class='minillm-readout'>{last.hit_rate:.0%}</b> "
         line += f"({last.words_found} of {last.words_asked} prompt words).</p>"
         return tree_svg(last) + line + table(step_rows(steps), mark=len(steps) - 1)

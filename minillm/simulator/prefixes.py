@@ -15,6 +15,7 @@ from minillm.core.config import EngineConfig
 from minillm.core.kv_spec import FullAttentionSpec
 from minillm.core.workloads import WorkloadRequest
 from minillm.memory.kv_manager import KVGeometry, KVManager, group_layers, prefix_cache
+from minillm.memory.prefix_tree import in_common
 
 Prompt = Sequence[Hashable]  # token ids, or the hash ids of a trace's blocks
 
@@ -95,7 +96,7 @@ def optimal_hit_rate(prompts: Sequence[Prompt], compute_last: bool = True) -> fl
     if not any(map(len, prompts)):
         raise ValueError("there are no tokens in the prompts, so no hit rate")
     in_order = sorted(map(tuple, prompts))
-    edges = sum(len(later) - common_prefix(earlier, later) for earlier, later in pairwise([(), *in_order]))
+    edges = sum(len(later) - in_common(earlier, later) for earlier, later in pairwise([(), *in_order]))
     again = len(in_order) - len(set(in_order)) if compute_last else 0
     return 1 - (edges + again) / sum(map(len, in_order))
 
@@ -106,12 +107,6 @@ def depth_first(prompts: Sequence[Prompt]) -> list[int]:
     Sorting does it: what shares a prefix stands together.
     """
     return sorted(range(len(prompts)), key=lambda number: tuple(prompts[number]))
-
-
-def common_prefix(one: Prompt, other: Prompt) -> int:
-    """How many tokens two prompts begin alike."""
-    longest = min(len(one), len(other))
-    return next((i for i in range(longest) if one[i] != other[i]), longest)
 
 
 def replay_lru(prompts: Sequence[Prompt], capacity_blocks: int | None = None) -> Replay:

@@ -8,7 +8,6 @@ from minillm.core.config import EngineConfig
 from minillm.core.presets import DEVICES
 from minillm.core.workloads import WorkloadRequest, chat, few_shot, self_consistency, tree_of_thought
 from minillm.simulator.prefixes import (
-    common_prefix,
     depth_first,
     optimal_hit_rate,
     prompts_of,
@@ -55,7 +54,6 @@ def test_the_optimum_of_a_tree_drawn_by_hand():
 def test_depth_first_keeps_what_shares_a_prefix_together():
     prompts = ["b", "abc", "xy", "ab", "abd", "a"]
     assert [prompts[i] for i in depth_first(prompts)] == ["a", "ab", "abc", "abd", "b", "xy"]
-    assert common_prefix("abcd", "abxd") == 2 and common_prefix("ab", "abc") == 2 and common_prefix("", "a") == 0
 
 
 @pytest.mark.parametrize("compute_last", [True, False])
