@@ -52,9 +52,9 @@ def draw() -> str:
             *panel(28, "the prompt in one pass", whole, f"A, B and C wait {longest[0]} units for a token"),
             *panel(190, f"in chunks, {BUDGET} tokens a pass", chunked, f"they never wait more than {longest[1]}"),
             rect(62, 332, 18, 18, "lit"),
-            text(90, 346, "gets one token at the end of it", "small", "start"),
+            text(90, 346, "decodes: one token at the end of it", "small", "start"),
             rect(330, 332, 18, 18, "warn"),
-            text(358, 346, "computes (part of) its prompt", "small", "start"),
+            text(358, 346, "computes (part of) its prompt; the last part gives a token", "small", "start"),
         ],
     )
 
