@@ -15,6 +15,9 @@ FILL = {"exercise": "4.6", "name": "fill_pass"}
 # -- 4.1 --------------------------------------------------------------------------------------------------------------
 
 
+# Each entry is explained for itself. So "first C" and "first D" are right here wherever only the lists tell a mistake.
+
+
 def _by_hand(**changed):
     right = {"C": [8, 8, 3, 1, 0], "D": [0, 0, 5, 1, 1], "first C": 3, "first D": 3, "largest": 10}
     return right | {name.replace("_", " "): value for name, value in changed.items()}
@@ -22,22 +25,42 @@ def _by_hand(**changed):
 
 @mistake(**BY_HAND, says="C has the whole budget here. A and B decode, so 8 of the 10 are left for it.")
 def forgets_the_decodes():
-    return _by_hand(C=[10, 9, 1, 0], D=[0, 1, 4, 1, 1], first_C=2)
+    return _by_hand(C=[10, 9, 1, 0, 0], D=[0, 1, 4, 1, 1])
 
 
 @mistake(**BY_HAND, says="the prompts share the pass evenly. C has begun, or came first: it takes all that is left.")
 def shares_evenly():
-    return _by_hand(C=[4, 4, 8, 3, 1], D=[4, 1, 1, 1, 0], first_C=4, first_D=2)
+    return _by_hand(C=[4, 7, 7, 1], D=[4, 1, 1, 1])
 
 
 @mistake(**BY_HAND, says="D waits for a pass of its own. Pass 3 has 5 tokens left beside C's last chunk: D fits.")
 def one_prompt_a_pass():
-    return _by_hand(D=[0, 0, 0, 5, 1, 1], first_D=4)
+    return _by_hand(D=[0, 0, 0, 5, 1, 1])
 
 
-@mistake(**BY_HAND, says="C's first token comes with the last chunk of its prompt, in the same pass, not in the next.")
+@mistake(**BY_HAND, says="a first token comes with the last chunk of its prompt, in the same pass, not in the next.")
 def first_token_a_pass_late():
-    return _by_hand(first_C=4)
+    return _by_hand(first_C=4, first_D=4)
+
+
+@mistake(**BY_HAND, says="a decode too many. The prompt gives the first token: D has two decodes left, C has one.")
+def decodes_once_too_often():
+    return _by_hand(C=[8, 8, 3, 1, 1], D=[0, 0, 5, 1, 1, 1])
+
+
+@mistake(**BY_HAND, says="a list has an entry for every pass up to D's last token: 0 where one computes nothing.")
+def leaves_out_zeros():
+    return _by_hand(C=[8, 8, 3, 1], D=[5, 1, 1])
+
+
+@mistake(**BY_HAND, says="the list goes on after the pass in which D has its last token.")
+def goes_on_after_the_last():
+    return _by_hand(C=[8, 8, 3, 1, 0, 0], D=[0, 0, 5, 1, 1, 0])
+
+
+@mistake(**BY_HAND, says='there is no such entry. The keys are "C", "D", "first C", "first D" and "largest".')
+def leaves_out_an_entry():
+    return {}
 
 
 @mistake(
@@ -64,7 +87,7 @@ def _plan(
     running, waiting, budget, fits, mixed=False, decodes_cost=True, whole=False, whole_new=False, from_0=False,
     new_first=False, one_prompt=False, spend=True, begun=True, negative=False, drop=False, zeros=False,
     ask_first=False, go_on=False, one_is_decode=False, even=False, new=True, again=False, backwards=False,
-    first_begun=False, shortest=False, first_asked=False,
+    first_begun=False, shortest=False, first_asked=False, size=None,
 ):  # fmt: skip
     """Right unless one of the last arguments says otherwise."""
     plan, left, served = {}, budget, 0
@@ -84,6 +107,7 @@ def _plan(
         most = left
         if even:
             most = max(1, (budget - len([j for j in running if decodes(j)])) // max(1, count))
+        most = most if size is None else min(most, size)
         plan[job.name] = lacking if all_of_it else min(lacking, most)
         left -= plan[job.name] if spend else 0
         served += 1
@@ -228,6 +252,29 @@ def even_shares(running, waiting, budget, fits):
 
 @mistake(
     **PLAN,
+    check="plain",
+    says="a chunk has a fixed size here. It is as large as the budget leaves, however large that is.",
+)
+def chunks_of_8(running, waiting, budget, fits):
+    return _plan(running, waiting, budget, fits, size=8)
+
+
+@mistake(
+    **PLAN,
+    check="plain",
+    says="a chunk has a fixed size here. It is as large as the budget leaves, however large that is.",
+)
+def chunks_of_32(running, waiting, budget, fits):
+    return _plan(running, waiting, budget, fits, size=32)
+
+
+@mistake(**PLAN, check="plain", says="that is a list of pairs. A plan is a dict from name to tokens.")
+def returns_pairs(running, waiting, budget, fits):
+    return list(_plan(running, waiting, budget, fits).items())
+
+
+@mistake(
+    **PLAN,
     check="edges",
     says="a chunk is negative: more decode than the budget has tokens. Then no prompt gets any.",
 )
@@ -316,6 +363,16 @@ def counts_its_own(chunks):
     return _again(chunks) + sum(chunks), _again(chunks) + sum(chunks)
 
 
+@mistake(
+    **ROWS,
+    check="plain",
+    says="a chunk's own rows are in what it reads again. Add what was written before you count the chunk itself.",
+)
+def writes_first(chunks):
+    again = _again(chunks) + sum(chunks)
+    return again, again + sum(chunks)
+
+
 @mistake(**ROWS, check="plain", says="only the chunk right before is read again. It reads all chunks before it.")
 def reads_the_last_only(chunks):
     again = sum(chunks[:-1])
@@ -360,6 +417,13 @@ def formula_of_the_first(chunks):
 def fails_for_none(chunks):
     chunks[0]
     return _again(chunks), _again(chunks) + sum(chunks)
+
+
+@mistake(**ROWS, check="edges", says="the list was changed: it belongs to the caller. Loop over it, take nothing out.")
+def empties_the_list(chunks):
+    rows = _again(chunks), _again(chunks) + sum(chunks)
+    chunks.clear()
+    return rows
 
 
 # -- 4.4 --------------------------------------------------------------------------------------------------------------
@@ -480,19 +544,25 @@ def wants_rising_times(step_ms, target, decodes):
 # -- 4.5 --------------------------------------------------------------------------------------------------------------
 
 
-@mistake(**BREAK, says="nobody decodes while prompts go in, so nobody can be skipped: let one write for some passes.")
+@mistake(
+    **BREAK,
+    says="no decode is skipped. Nobody decodes while prompts go in, or the prompts leave enough for those who do.",
+)
 def nobody_decodes():
     return [(0, 20, 1), (1, 4, 1)]
 
 
-@mistake(**BREAK, says="nobody comes while a prompt is halfway, so new ones never come before one that has begun.")
+@mistake(
+    **BREAK,
+    says="new ones take nothing from a begun prompt: nobody comes while one is halfway, or all fit into the pass.",
+)
 def nobody_comes_halfway():
     return [(0, 1, 6), (1, 20, 2)]
 
 
 @mistake(
     **BREAK,
-    says="no prompt that has begun lacks more than the budget leaves it, so spending too much changes nothing.",
+    says="no begun prompt gets more by overspending: it lacks no more than is left, or nobody decodes beside it.",
 )
 def too_short_to_overspend():
     return [(0, 1, 6), (1, 12, 2), (2, 4, 2)]
@@ -508,14 +578,24 @@ def leaves_out_arrivals():
     return [(1, 6), (20, 2), (4, 2)]
 
 
-@mistake(**BREAK, says="a prompt is longer than 20 tokens.")
+@mistake(**BREAK, says="a prompt has more than 20 tokens, or none.")
 def too_long():
     return [(0, 1, 6), (1, 21, 2), (2, 4, 2)]
 
 
-@mistake(**BREAK, says="an output is longer than 6 tokens.")
+@mistake(**BREAK, says="an output has more than 6 tokens, or none.")
 def writes_too_long():
     return [(0, 1, 7), (1, 20, 2), (2, 4, 2)]
+
+
+@mistake(**BREAK, says="the requests aren't in order of arrival: the first number of each is its arrival.")
+def not_in_order():
+    return [(0, 1, 6), (2, 4, 2), (1, 20, 2)]
+
+
+@mistake(**BREAK, says="somebody arrives before or after the trace, which has the passes 0 to 39.")
+def comes_after_the_trace():
+    return [(0, 1, 6), (1, 20, 2), (40, 4, 2)]
 
 
 # -- 4.6 --------------------------------------------------------------------------------------------------------------
@@ -524,21 +604,25 @@ def writes_too_long():
 def _fill(
     running, waiting, seats, budget, lacking, advance, admit, turn=True, begun=True, new_first=False, spend=True,
     count_seats=True, go_on=False, most_spent=False, stop=False, one=False, always=False, shortest=False,
-    first_begun=False, in_vain=False, asks_new=False, lacking_spent=False,
+    first_begun=False, in_vain=False, asks_new=False, lacking_spent=False, all_spent=False, stop_begun=False,
+    stop_all=False, size=None, size_new=None, whole=False, whole_goes_on=False,
 ):  # fmt: skip
     """Right unless one of the last arguments says otherwise."""
 
+    stopped = False
+
     def run(requests):
-        nonlocal budget
+        nonlocal budget, stopped
         for request in requests:
             whatever = always and request in decoding
             if budget <= 0 and not (in_vain or whatever):
                 break
             planned = min(lacking(request), budget)
-            new = advance(request, 1 if whatever else budget)
-            if not new and stop:
+            new = advance(request, 1 if whatever else min(budget, size or budget))
+            if not new and (stop or stop_all or (stop_begun and requests is not decoding)):
+                stopped = stop_all
                 break
-            budget -= (planned if lacking_spent else new) if spend else 0
+            budget -= (budget if all_spent else planned if lacking_spent else new) if spend else 0
             if most_spent and new:
                 budget = 0 if lacking(request) > 0 or new > 1 else budget
 
@@ -548,12 +632,17 @@ def _fill(
             if (count_seats and seats == 0) or (budget == 0 and not asks_new):
                 break
             planned = min(lacking(request), budget)
-            new = admit(request, budget)
+            if (whole or whole_goes_on) and lacking(request) > budget:
+                if whole_goes_on:
+                    continue
+                break
+            new = admit(request, min(budget, size_new or budget))
             if not new:
                 if go_on:
                     continue
                 break
-            seats, budget = seats - 1, 0 if most_spent else budget - (planned if lacking_spent else new)
+            spent = budget if most_spent or all_spent else planned if lacking_spent else new
+            seats, budget = seats - 1, budget - spent
             if one:
                 break
 
@@ -565,7 +654,7 @@ def _fill(
     run(decoding)
     if new_first:
         join()
-    if begun:
+    if begun and not stopped:
         run(prompts)
     if not new_first:
         join()
@@ -615,10 +704,35 @@ def spends_what_it_allowed(*args):
 
 
 @mistake(
+    **FILL,
+    check="fills",
+    says="the first takes the whole budget, whatever it computes. Take off what was computed: it is returned.",
+)
+def spends_all_at_once(*args):
+    _fill(*args, all_spent=True)
+
+
+@mistake(
     **FILL, check="fills", says="the pass ends at one that gave way. `advance` returns 0 then, and the others go on."
 )
 def stops_when_one_gives_way(*args):
     _fill(*args, stop=True)
+
+
+@mistake(
+    **FILL, check="fills", says="nobody runs after one that gave way. `advance` returns 0 then, and the others go on."
+)
+def nobody_runs_after_one_gave_way(*args):
+    _fill(*args, stop_all=True)
+
+
+@mistake(
+    **FILL,
+    check="fills",
+    says="a prompt that gave way ends the turn of the begun ones. `advance` returns 0 then, and the next goes on.",
+)
+def stops_when_a_prompt_gives_way(*args):
+    _fill(*args, stop_begun=True)
 
 
 @mistake(**FILL, check="fills", says="only one joined, though there was room for more: go on until one does not fit.")
@@ -629,6 +743,42 @@ def one_joins_a_pass(*args):
 @mistake(**FILL, check="fills", says="a prompt may join whole here: allow it no more than the budget that is left.")
 def joins_whole(running, waiting, seats, budget, lacking, advance, admit):
     _fill(running, waiting, seats, budget, lacking, advance, lambda request, most: admit(request, lacking(request)))
+
+
+@mistake(
+    **FILL,
+    check="fills",
+    says="one joins only if the budget has room for all it lacks. It joins with a chunk: what is left of the budget.",
+)
+def joins_only_whole(*args):
+    _fill(*args, whole=True)
+
+
+@mistake(
+    **FILL,
+    check="fills",
+    says="one that the budget has no room for is passed over. Let it join with a chunk: what is left of the budget.",
+)
+def passes_over_large_ones(*args):
+    _fill(*args, whole_goes_on=True)
+
+
+@mistake(
+    **FILL,
+    check="fills",
+    says="a prompt that has begun goes on by a fixed size at most. Allow it all of the budget that is left.",
+)
+def goes_on_by_32(*args):
+    _fill(*args, size=32)
+
+
+@mistake(
+    **FILL,
+    check="fills",
+    says="one joins with a chunk of a fixed size at most. Allow it all of the budget that is left.",
+)
+def joins_with_32(*args):
+    _fill(*args, size_new=32)
 
 
 @mistake(**FILL, check="fills", says="a prompt goes on whole here: allow it no more than the budget that is left.")

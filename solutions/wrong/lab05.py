@@ -52,16 +52,46 @@ def lets_a_whole_prompt_go():
     return _by_hand(whole=["abef", "abeg", "xy"])
 
 
+@mistake(**BY_HAND, says="abeg begins with abe, as abef does: the edge ef is cut once more, behind e.")
+def forgets_the_second_cut():
+    return _by_hand(edges=5, tokens=10)
+
+
+@mistake(**BY_HAND, says="the root is counted too. It has no edge above it: there is one edge less than nodes.")
+def counts_the_root():
+    return _by_hand(edges=7)
+
+
+@mistake(**BY_HAND, says="that is found over kept. A hit rate is over all tokens *asked*, found or not.")
+def divides_by_tokens_kept():
+    return _by_hand(hit_rate=5 / 9)
+
+
+@mistake(
+    **BY_HAND, says="that is the mean of four shares. Tokens count alike, whichever prompt they are of: divide sums."
+)
+def averages_shares():
+    return _by_hand(hit_rate=(0 + 2 / 4 + 3 / 4 + 0) / 4)
+
+
+@mistake(**BY_HAND, says="a hit rate is a share here, 0 to 1, not percent.")
+def gives_percent():
+    return _by_hand(hit_rate=500 / 14)
+
+
 # -- 5.2 --------------------------------------------------------------------------------------------------------------
 
 
 def _insert(
     root, tokens, split=True, deep=True, whole=False, empty_leaf=False, all_tokens=False, relink=True, rekey=True,
-    parent=True, locks=True, swap=False, children=True, last=True, half=True, rest_of_edge=False,
+    parent=True, locks=True, swap=False, children=True, last=True, half=True, rest_of_edge=False, below=(),
+    leaf_parent=None, upper_parent=None, lower=(), walked=(), by_edge=False, added=False, single=False,
+    own_child=False,
 ):  # fmt: skip
     """Right unless one of the switches says otherwise."""
     node, found = root, 0
     Node = type(root)
+    choice = {"root": root, "nobody": None}
     while found < len(tokens) and tokens[found] in node.children:
         child = node.children[tokens[found]]
         rest, same = tokens[found:], 0
@@ -80,7 +110,7 @@ def _insert(
                 child.tokens, child.children = child.tokens[:same], {lower.tokens[0]: lower}
                 node = child
                 break
-            upper = Node(child.tokens[:same], node)
+            upper = Node(child.tokens[:same], choice.get(upper_parent, node))
             if locks:
                 upper.locks = child.locks
             if last:
@@ -94,15 +124,30 @@ def _insert(
             if not children:
                 child.children = {}
             upper.children[child.tokens[0] if rekey else first] = child
+            if own_child:
+                upper.children[upper.tokens[0]] = upper
+            for name in lower:
+                setattr(child, name, 0)
             node = upper
             break
         node = child
+        for name in walked:
+            setattr(node, name, getattr(node, name) + 1)
         if not deep:
             break
     if found < len(tokens) or empty_leaf:
-        key = tokens[found] if found < len(tokens) else ""
-        node.children[key] = Node(tokens if all_tokens else tokens[found:], node)
-    return found
+        left = tokens if all_tokens else tokens[found:]
+        if by_edge and node.parent:
+            left = tokens[len(node.tokens) :]
+        above, kept = choice.get(leaf_parent, node), found
+        while single and kept < len(tokens):
+            node.children[tokens[kept]] = node = Node(tokens[kept], node)
+            kept += 1
+        if not single:
+            leaf = node.children[tokens[found] if found < len(tokens) else ""] = Node(left, above)
+            for name in below:
+                setattr(leaf, name, getattr(node, name))
+    return len(tokens) - found if added else found
 
 
 @mistake(**INSERT, check="plain", says="the edge isn't cut where they part: the rest hangs below all of it.")
@@ -153,6 +198,49 @@ def keeps_the_old_key(root, tokens):
     return _insert(root, tokens, rekey=False)
 
 
+@mistake(
+    **INSERT, check="plain", says="each edge has one token. An edge holds as many as it can: all that is left of it."
+)
+def one_token_an_edge(root, tokens):
+    return _insert(root, tokens, single=True)
+
+
+@mistake(**INSERT, check="plain", says="these are the tokens that were added. Return how many were there already.")
+def returns_the_added(root, tokens):
+    return _insert(root, tokens, added=True)
+
+
+@mistake(
+    **INSERT, check="plain", says="a node is returned, as the chapter's `insert` does. Here it is a number of tokens."
+)
+def returns_the_node(root, tokens):
+    _insert(root, tokens)
+    return type(root)()
+
+
+@mistake(
+    **INSERT,
+    check="plain",
+    says="a node has become its own child, so the way down never ends. Below the upper half is the old node.",
+)
+def is_its_own_child(root, tokens):
+    return _insert(root, tokens, own_child=True)
+
+
+@mistake(**INSERT, check="plain", says="nothing is returned. Return how many of the tokens were there already.")
+def returns_no_count(root, tokens):
+    _insert(root, tokens)
+
+
+@mistake(
+    **INSERT,
+    check="plain",
+    says="the leaf's tokens were counted from the last edge's beginning. All edges above it count: tokens[found:].",
+)
+def cuts_by_the_last_edge(root, tokens):
+    return _insert(root, tokens, by_edge=True)
+
+
 @mistake(**INSERT, check="edges", says="a prompt that ends within an edge must cut it too, so that a node ends there.")
 def no_split_at_the_end(root, tokens):
     return _insert(root, tokens, half=False)
@@ -161,6 +249,110 @@ def no_split_at_the_end(root, tokens):
 @mistake(**INSERT, check="edges", says="the lower half's `parent` is still the old one: it must be the upper half.")
 def forgets_the_parent(root, tokens):
     return _insert(root, tokens, parent=False)
+
+
+@mistake(**INSERT, check="edges", says="the upper half has no parent. Hand it the node above, which leads to it.")
+def upper_half_without_parent(root, tokens):
+    return _insert(root, tokens, upper_parent="nobody")
+
+
+@mistake(
+    **INSERT,
+    check="edges",
+    says="the upper half's `parent` is the root, even deep in the tree. It's the node whose child was cut.",
+)
+def upper_half_below_the_root(root, tokens):
+    return _insert(root, tokens, upper_parent="root")
+
+
+@mistake(**INSERT, check="edges", says="the new leaf has no parent. Hand it the node below which it hangs.")
+def leaf_without_parent(root, tokens):
+    return _insert(root, tokens, leaf_parent="nobody")
+
+
+@mistake(
+    **INSERT, check="edges", says="the new leaf's `parent` is the root. It's the node whose `children` it stands in."
+)
+def leaf_below_the_root(root, tokens):
+    return _insert(root, tokens, leaf_parent="root")
+
+
+@mistake(
+    **INSERT,
+    check="edges",
+    says="the new leaf took over `locks`. Nobody uses it yet: only an upper half takes over, from its lower one.",
+)
+def leaf_takes_locks(root, tokens):
+    return _insert(root, tokens, below=("locks",))
+
+
+@mistake(
+    **INSERT,
+    check="edges",
+    says="the new leaf took over `last_use`. It is 0 as long as nobody has used it; only an upper half takes over.",
+)
+def leaf_takes_the_last_use(root, tokens):
+    return _insert(root, tokens, below=("last_use",))
+
+
+@mistake(**INSERT, check="edges", says="the lower half's `locks` are gone. It is the old node, with all its users.")
+def lower_half_loses_locks(root, tokens):
+    return _insert(root, tokens, lower=("locks",))
+
+
+@mistake(
+    **INSERT,
+    check="edges",
+    says="the lower half's `last_use` is gone. A split uses nobody: only its tokens and its parent change.",
+)
+def lower_half_loses_the_last_use(root, tokens):
+    return _insert(root, tokens, lower=("last_use",))
+
+
+@mistake(
+    **INSERT,
+    check="edges",
+    says="a node on the way was locked. `insert` locks nobody: it only hands on what is there, in a split.",
+)
+def locks_on_the_way(root, tokens):
+    return _insert(root, tokens, walked=("locks",))
+
+
+def _way(root, tokens):
+    node, end = root, 0
+    while end < len(tokens):
+        node = node.children[tokens[end]]
+        end += len(node.tokens)
+        yield node
+
+
+@mistake(
+    **INSERT,
+    check="edges",
+    says="every node of the way was locked, the last one too. `insert` locks nobody: that's for who runs.",
+)
+def locks_the_whole_way(root, tokens):
+    found = _insert(root, tokens)
+    for node in _way(root, tokens):
+        node.locks += 1
+    return found
+
+
+@mistake(
+    **INSERT,
+    check="edges",
+    says="every node of the way has a `last_use` of 0, as the chapter's `insert` leaves it. Leave it alone.",
+)
+def dates_the_way_with_0(root, tokens):
+    found = _insert(root, tokens)
+    for node in _way(root, tokens):
+        node.last_use = 0
+    return found
+
+
+@mistake(**INSERT, check="edges", says="the `last_use` of a node on the way was changed. `insert` leaves it as it is.")
+def dates_the_way(root, tokens):
+    return _insert(root, tokens, walked=("last_use",))
 
 
 @mistake(**INSERT, check="edges", says="the upper half is not locked. Who uses the lower half uses it too.")
@@ -192,10 +384,11 @@ def node_becomes_the_upper_half(root, tokens):
 
 def _evict(
     root, num_tokens, newest=False, inner=False, locked=False, once=False, enough=None, edge=False, remove=True,
-    count_leaves=False, below_locked=False, stop=False, first=False, with_root=False, longest=False,
+    count_leaves=False, below_locked=False, stop=False, first=False, with_root=False, longest=False, rounds=False,
+    parent_next=False, count_prefix=False, whole=True, never_over=None, freed_locks=False, stays=None,
 ):  # fmt: skip
     """Right unless one of the switches says otherwise."""
-    gone, freed, leaves = [], 0, None
+    gone, freed, leaves, emptied = [], 0, None, [None]
     while (freed <= num_tokens if enough == "over" else freed < num_tokens or (first and not gone)) or enough == "all":
         below = list(root.children.values())
         for node in below:
@@ -205,12 +398,19 @@ def _evict(
         candidates = [n for n in below if inner or not n.children]
         if stop and candidates and min(candidates, key=lambda n: n.last_use).locks:
             break
-        candidates = [n for n in candidates if locked or not n.locks]
+        candidates = [n for n in candidates if locked or not n.locks or (freed_locks and n in emptied)]
         if below_locked:
             candidates = [n for n in candidates if not n.parent.locks]
         if once:
             leaves = candidates if leaves is None else leaves
             candidates = [n for n in leaves if n.parent.children.get(n.tokens[0]) is n]
+        if rounds:
+            leaves = [n for n in leaves or [] if n.parent.children.get(n.tokens[0]) is n] or candidates
+            candidates = leaves
+        if parent_next and emptied[-1] in candidates:
+            candidates = [emptied[-1]]
+        if never_over == "skip":
+            candidates = [n for n in candidates if len(n.tokens) <= num_tokens - freed]
         if not candidates:
             break
         if longest:
@@ -220,16 +420,28 @@ def _evict(
         if leaf is root:
             gone.append("")
             break
-        if remove:
-            del leaf.parent.children[leaf.tokens[0]]
-        freed += 1 if count_leaves else len(leaf.tokens)
+        if never_over == "stop" and len(leaf.tokens) > num_tokens - freed:
+            break
         prefix, node = "", leaf
         while node.parent is not None:
             prefix, node = node.tokens + prefix, node.parent
         gone.append(leaf.tokens if edge else prefix)
+        if not whole and len(leaf.tokens) > num_tokens - freed:
+            leaf.tokens = leaf.tokens[: freed - num_tokens]
+            break
+        if remove:
+            del leaf.parent.children[leaf.tokens[0]]
+        emptied.append(leaf.parent)
+        if stays:
+            setattr(leaf.parent, stays, getattr(leaf.parent, stays) - 1)
+        freed += 1 if count_leaves else len(prefix) if count_prefix else len(leaf.tokens)
         if not remove and len(gone) > 20:
             break
     return gone
+
+
+def _num_tokens(node):
+    return len(node.tokens) + sum(map(_num_tokens, node.children.values()))
 
 
 @mistake(**EVICT, check="plain", says="the most recently used goes. The least recently used has the smallest last_use.")
@@ -279,6 +491,84 @@ def counts_leaves_evicted(root, num_tokens):
 
 @mistake(
     **EVICT,
+    check="plain",
+    says="the parent went right behind its leaf. It is a leaf now, but its own `last_use` decides when it goes.",
+)
+def parent_goes_next(root, num_tokens):
+    return _evict(root, num_tokens, parent_next=True)
+
+
+@mistake(
+    **EVICT,
+    check="plain",
+    says="leaves go in rounds. Look for them anew after each: one that has just become a leaf may be the oldest.",
+)
+def leaves_in_rounds(root, num_tokens):
+    return _evict(root, num_tokens, rounds=True)
+
+
+@mistake(
+    **EVICT,
+    check="plain",
+    says="the last leaf was cut short, as the chapter's and the engine's `evict` do. Here a leaf goes whole.",
+)
+def trims_the_last(root, num_tokens):
+    return _evict(root, num_tokens, whole=False)
+
+
+@mistake(
+    **EVICT, check="plain", says="the whole prefix is counted as free. What is above the leaf stays: count its edge."
+)
+def counts_the_prefix(root, num_tokens):
+    return _evict(root, num_tokens, count_prefix=True)
+
+
+@mistake(
+    **EVICT, check="plain", says="it stops before a leaf that frees more than is needed. More is fine, less is not."
+)
+def stops_before_too_much(root, num_tokens):
+    return _evict(root, num_tokens, never_over="stop")
+
+
+@mistake(
+    **EVICT,
+    check="plain",
+    says="a leaf that frees more than is needed was passed over. Only age decides: the oldest goes, whole.",
+)
+def skips_what_is_too_long(root, num_tokens):
+    return _evict(root, num_tokens, never_over="skip")
+
+
+@mistake(**EVICT, check="plain", says="a number is returned. Return the prefixes that have gone, a list.")
+def returns_a_number(root, num_tokens):
+    before = _num_tokens(root)
+    _evict(root, num_tokens)
+    return before - _num_tokens(root)
+
+
+@mistake(**EVICT, check="plain", says="nothing is returned. Return the prefixes that have gone, in order.")
+def returns_no_prefixes(root, num_tokens):
+    _evict(root, num_tokens)
+
+
+@mistake(
+    **EVICT,
+    check="plain",
+    says="the `last_use` of a node that stays was changed. Only its `children` may: it wasn't used.",
+)
+def dates_the_parent(root, num_tokens):
+    return _evict(root, num_tokens, stays="last_use")
+
+
+@mistake(
+    **EVICT, check="plain", says="the `locks` of a node that stays were changed. An idle leaf had no users to take off."
+)
+def unlocks_the_parent(root, num_tokens):
+    return _evict(root, num_tokens, stays="locks")
+
+
+@mistake(
+    **EVICT,
     check="edges",
     says="an inner node has gone, and with it all below. Its KV is their beginning: leaves only.",
 )
@@ -314,9 +604,42 @@ def stops_at_a_locked_one(root, num_tokens):
 
 @mistake(**EVICT, check="edges", says="min() of nothing: if no leaf may go, stop and return what has gone.")
 def fails_with_nothing_idle(root, num_tokens):
+    before = _num_tokens(root)
     gone = _evict(root, num_tokens)
-    if not gone and num_tokens:
+    if before - _num_tokens(root) < num_tokens:
         raise ValueError("min() iterable argument is empty")
+    return gone
+
+
+@mistake(
+    **EVICT,
+    check="edges",
+    says="a locked node went once its child had gone. It is a leaf then, and still in use: ask for `locks` each time.",
+)
+def forgets_locks_of_new_leaves(root, num_tokens):
+    return _evict(root, num_tokens, freed_locks=True)
+
+
+@mistake(
+    **EVICT,
+    check="edges",
+    says="in an empty tree the root is a leaf, and has no parent to be taken from. It is no candidate: it stays.",
+)
+def takes_the_root_from_nobody(root, num_tokens):
+    gone = _evict(root, num_tokens, with_root=True)
+    if "" in gone:
+        raise AttributeError("'NoneType' object has no attribute 'children'")
+    return gone
+
+
+@mistake(
+    **EVICT, check="edges", says="the first of no leaves was asked for. If none may go, return what has gone so far."
+)
+def takes_the_first_of_none(root, num_tokens):
+    before = _num_tokens(root)
+    gone = _evict(root, num_tokens)
+    if before - _num_tokens(root) < num_tokens:
+        raise IndexError("list index out of range")
     return gone
 
 
@@ -325,22 +648,33 @@ def fails_with_nothing_idle(root, num_tokens):
 
 def _in_order(
     waiting, cached, patience, most, sign=-1, reverse=False, share=False, starved=True, fair=True, limit=True,
-    at=False, last=False, always=False,
+    at=False, last=False, always=False, by_name=False, built_in=False, in_place=False, early=False, help_all=False,
+    one=False, most_first=False, tie=False,
 ):  # fmt: skip
+    patience = 4 if built_in else patience
+    helped = [request for request in waiting if request[2] >= patience]
+
     def key(request):
-        _, prompt, overtaken = request
+        name, prompt, overtaken = request
         long = starved and (overtaken > patience if at else overtaken >= patience)
         score = cached(prompt) / len(prompt) if share else cached(prompt)
+        long = long and not (one and request is not helped[0])
+        extra = (name if by_name else 0, -overtaken if tie and not long else 0)
         if long and fair:
-            return (2 if last else 0), 0
-        return (0 if long else 1), sign * score
+            return (2 if last else 0), -overtaken if most_first else 0, *extra
+        return (0 if long else 1), sign * score, *extra
 
     names = [name for name, _, _ in waiting]
     if always:
         for _, prompt, _ in waiting:
             cached(prompt)
-    if limit and len(waiting) > most:
+    if limit and len(waiting) > most - early:
+        if help_all:
+            return sorted(names, key=lambda name: name not in [name for name, _, _ in helped])
         return names
+    if in_place:
+        waiting.sort(key=key)
+        return [name for name, _, _ in waiting]
     if reverse:  # of equals the last one first
         return [name for name, _, _ in sorted(reversed(waiting), key=key)]
     return [name for name, _, _ in sorted(waiting, key=key)]
@@ -373,6 +707,57 @@ def starved_last(*args):
     return _in_order(*args, last=True)
 
 
+@mistake(**ORDER, check="plain", says="equals go by name. Arrival decides: `sorted` keeps equals as they were.")
+def ties_by_name(*args):
+    return _in_order(*args, by_name=True)
+
+
+@mistake(
+    **ORDER, check="plain", says="of equals, who was overtaken more goes first. Below `patience` only arrival decides."
+)
+def ties_by_overtaken(*args):
+    return _in_order(*args, tie=True)
+
+
+@mistake(**ORDER, check="plain", says="a number is built in where `patience` belongs: it is an argument, not always 4.")
+def built_in_patience(*args):
+    return _in_order(*args, built_in=True)
+
+
+@mistake(**ORDER, check="plain", says="only the first of the starved goes ahead. All of them do, in order of arrival.")
+def only_one_starved(*args):
+    return _in_order(*args, one=True)
+
+
+@mistake(
+    **ORDER, check="plain", says="`waiting` was put in another order itself. Leave it as it is: `sorted` makes a list."
+)
+def sorts_in_place(*args):
+    return _in_order(*args, in_place=True)
+
+
+@mistake(
+    **ORDER,
+    check="plain",
+    says="the starved were taken out of `waiting` itself. Leave it as it is: make lists of your own.",
+)
+def takes_the_starved_out(waiting, cached, patience, most):
+    names = _in_order(waiting, cached, patience, most)
+    if len(waiting) <= most:
+        waiting[:] = [request for request in waiting if request[2] < patience]
+    return names
+
+
+@mistake(**ORDER, check="plain", says="these are whole requests. Return their names alone.")
+def returns_requests(waiting, *args):
+    return [next(r for r in waiting if r[0] == name) for name in _in_order(waiting, *args)]
+
+
+@mistake(**ORDER, check="plain", says="nothing is returned (`list.sort` returns None, too). Return a list of names.")
+def returns_no_names(*args):
+    _in_order(*args)
+
+
 @mistake(**ORDER, check="edges", says="among the starved the cache decides again. They go in order of arrival.")
 def starved_by_prefix(*args):
     return _in_order(*args, fair=False)
@@ -399,6 +784,29 @@ def looks_up_in_vain(*args):
     return _in_order(*args, always=True)
 
 
+@mistake(
+    **ORDER, check="edges", says="among the starved, who was overtaken most goes first. They go in order of arrival."
+)
+def most_overtaken_first(*args):
+    return _in_order(*args, most_first=True)
+
+
+@mistake(
+    **ORDER, check="edges", says="exactly `most` wait, and nobody was looked up. That many may: only more may not."
+)
+def gives_up_at_most(*args):
+    return _in_order(*args, early=True)
+
+
+@mistake(
+    **ORDER,
+    check="edges",
+    says="more than `most` wait, and the starved go first all the same. Then *all* go in order of arrival.",
+)
+def starved_first_in_any_case(*args):
+    return _in_order(*args, help_all=True)
+
+
 # -- 5.5 --------------------------------------------------------------------------------------------------------------
 
 EXPOSING = [("ask", "x", "ab"), ("ask", "x", "abc"), ("evict", 1), ("ask", "x", "ab"), ("ask", "x", "ac")]
@@ -416,15 +824,42 @@ def nothing_parts():
 
 @mistake(
     **BREAK,
-    says="nothing was evicted, or nobody asked for it afterwards: an inner node that has gone is missed by no one.",
+    says="nothing is evicted, so who evicts the wrong nodes does no harm. Let an inner node be due, and evict.",
 )
 def never_evicts():
     return [("ask", "x", "ab"), ("ask", "x", "ac"), ("ask", "y", "ab")]
 
 
+@mistake(**BREAK, says="nobody asks after an eviction: whatever has gone is missed by no one. Ask once more.")
+def asks_nothing_afterwards():
+    return [*EXPOSING[:2], ("ask", "x", "ac"), ("ask", "y", "ab"), ("evict", 1)]
+
+
+@mistake(
+    **BREAK,
+    says="what goes is due anyway: a leaf is older than any inner node, or all must go. Let an inner node be as old as "
+    "its leaf, both last used by one prompt, and evict little.",
+)
+def leaf_is_older():
+    return [("ask", "x", "abcd"), ("ask", "x", "abdd"), ("ask", "y", "abcd"), ("evict", 2), ("ask", "x", "abcd")]
+
+
+@mistake(
+    **BREAK,
+    says="it loses more than it should, but nobody asks for that afterwards. Ask for what the inner node has.",
+)
+def asks_for_something_else():
+    return [*EXPOSING[:3], ("ask", "x", "dc"), ("ask", "x", "da"), ("ask", "y", "ab")]
+
+
 @mistake(**BREAK, says="there are more than six actions. One eviction and one question for each mistake are enough.")
 def too_many_actions():
     return [*EXPOSING, ("ask", "y", "ab"), ("ask", "y", "cc")]
+
+
+@mistake(**BREAK, says="that is no list of actions. Return one: [(…), (…), …].")
+def returns_no_list():
+    return None
 
 
 @mistake(**BREAK, says='an action is ("ask", "x" or "y", letters a to d, at most 6) or ("evict", a number).')
@@ -437,17 +872,32 @@ def no_action():
 
 def _lookup(
     root, tokens, size, place=True, childs=True, cut=True, down=False, count_edge=False, deep=True, above=False,
-    flat=False, stop=True,
+    flat=False, stop=True, key="tuple", whole=False, last=True, fixed=None, up=False, floor=False, floor_1=False,
+    walked=None, in_place=False, split=False,
 ):  # fmt: skip
     """Right unless one of the switches says otherwise."""
     node, found, blocks = root, 0, []
-    while (child := node.children.get(tokens[found : found + 1])) is not None:
+    size, tokens = fixed or size, tokens if last else tokens[:-1]
+
+    def child_of(node):
+        if key == "index" and found < len(tokens):
+            return node.children[tokens[found]]
+        return node.children.get(tokens[found] if key == "get" and tokens else tokens[found : found + 1])
+
+    while (child := child_of(node)) is not None:
         edge, rest, same = child.tokens, tokens[found:], 0
         while same < min(len(edge), len(rest)) and edge[same] == rest[same]:
             same += 1
+        if whole and same < len(edge):
+            break
         before, node, found = node, child, found + (len(edge) if count_edge else same)
-        first = child.start // size
-        own = child.blocks[: -(-found // size) - first] if cut else list(child.blocks)
+        if walked:
+            setattr(node, walked, getattr(node, walked) + 1)
+        first = -(-child.start // size) if up else child.start // size
+        begun = found // size if floor else found // size + 1 if floor_1 else -(-found // size)
+        if in_place:
+            del child.blocks[begun - first :]
+        own = child.blocks[: max(0, begun - first)] if cut else list(child.blocks)
         if not place:
             blocks = blocks + own
         elif not childs and len(blocks) > first:
@@ -457,6 +907,8 @@ def _lookup(
         if found < child.end or not deep or (count_edge and same < len(edge)):
             if above and found < child.end:
                 node = before
+            if split and found < child.end:
+                node = type(child)(before, edge[:same], own, child.start)
             if stop or not node.children:
                 break
     if down:
@@ -495,12 +947,12 @@ def whole_blocks_only(root, tokens, size):
     return _lookup(root, tokens, size, down=True)
 
 
-@mistake(**LOOKUP, check="blocks", says="a whole edge is counted as found, though the prompt parts from it halfway.")
+@mistake(**LOOKUP, check="blocks", says="the whole edge is counted, though only its first tokens are the prompt's.")
 def counts_whole_edges(root, tokens, size):
     return _lookup(root, tokens, size, count_edge=True)
 
 
-@mistake(**LOOKUP, check="blocks", says="the walk ends after one edge. While whole edges match, go on below them.")
+@mistake(**LOOKUP, check="blocks", says="only the first edge is looked at. Below it the prompt may go on: walk down.")
 def looks_at_one_edge(root, tokens, size):
     return _lookup(root, tokens, size, deep=False)
 
@@ -519,3 +971,127 @@ def returns_the_parent(root, tokens, size):
 )
 def flattens_blocks(root, tokens, size):
     return _lookup(root, tokens, size, flat=True)
+
+
+@mistake(
+    **LOOKUP,
+    check="blocks",
+    says="nothing is ever found. A child is found by a tuple of one token, tokens[i : i + 1], not by the token.",
+)
+def asks_by_token(root, tokens, size):
+    return _lookup(root, tokens, size, key="get")
+
+
+@mistake(
+    **LOOKUP,
+    check="blocks",
+    says="that key isn't in `children`: a key is a tuple of one token; and ask with .get, a child may not be there.",
+)
+def indexes_by_token(root, tokens, size):
+    return _lookup(root, tokens, size, key="index")
+
+
+@mistake(
+    **LOOKUP,
+    check="blocks",
+    says="only whole edges are found, the chapter's mistake. What a prompt has of the next edge counts as well.",
+)
+def takes_whole_edges_only(root, tokens, size):
+    return _lookup(root, tokens, size, whole=True)
+
+
+@mistake(
+    **LOOKUP,
+    check="blocks",
+    says="the last token was left out. That is the engine's business: here all tokens given are looked for.",
+)
+def leaves_out_the_last(root, tokens, size):
+    return _lookup(root, tokens, size, last=False)
+
+
+@mistake(
+    **LOOKUP,
+    check="blocks",
+    says="the block that is begun last is missing: tokens found are divided by `size` and rounded down. Round up.",
+)
+def rounds_blocks_down(root, tokens, size):
+    return _lookup(root, tokens, size, floor=True)
+
+
+@mistake(
+    **LOOKUP,
+    check="blocks",
+    says="one block too many where the match ends with a block: found // size + 1 is no rounding up.",
+)
+def adds_a_block(root, tokens, size):
+    return _lookup(root, tokens, size, floor_1=True)
+
+
+@mistake(
+    **LOOKUP,
+    check="blocks",
+    says="`start` over `size` was rounded up. The child's first block is the one that `start` lies in: round down.",
+)
+def rounds_the_start_up(root, tokens, size):
+    return _lookup(root, tokens, size, up=True)
+
+
+@mistake(**LOOKUP, check="blocks", says="a number is built in where `size` belongs: blocks don't always have 4 rows.")
+def built_in_size(root, tokens, size):
+    return _lookup(root, tokens, size, fixed=4)
+
+
+@mistake(
+    **LOOKUP,
+    check="blocks",
+    says="the prompt parts within an edge, and the walk goes on below it. What is below belongs to other prompts.",
+)
+def goes_on_below_a_part(root, tokens, size):
+    return _lookup(root, tokens, size, stop=False)
+
+
+@mistake(
+    **LOOKUP, check="blocks", says="`last_use` was changed. A look-up changes nothing: the engine dates what it locks."
+)
+def dates_what_it_finds(root, tokens, size):
+    return _lookup(root, tokens, size, walked="last_use")
+
+
+@mistake(**LOOKUP, check="blocks", says="nodes were locked. A look-up changes nothing: the engine locks what it takes.")
+def locks_what_it_finds(root, tokens, size):
+    return _lookup(root, tokens, size, walked="locks")
+
+
+@mistake(
+    **LOOKUP, check="blocks", says="a node's own list `blocks` was changed. Take a slice of it, and leave it whole."
+)
+def cuts_the_nodes_list(root, tokens, size):
+    return _lookup(root, tokens, size, in_place=True)
+
+
+@mistake(**LOOKUP, check="blocks", says="a new node is returned. Split nothing here: the engine does, when it locks.")
+def splits_the_edge(root, tokens, size):
+    return _lookup(root, tokens, size, split=True)
+
+
+@mistake(
+    **LOOKUP, check="blocks", says="nothing is returned. Return three: the node, the number of tokens, the blocks."
+)
+def returns_no_match(root, tokens, size):
+    _lookup(root, tokens, size)
+
+
+@mistake(
+    **LOOKUP,
+    check="blocks",
+    says="the number of tokens is the node's `end`. Of an edge reached in part only what is alike counts.",
+)
+def returns_the_end(root, tokens, size):
+    node, _, blocks = _lookup(root, tokens, size)
+    return node, node.end, blocks
+
+
+@mistake(**LOOKUP, check="blocks", says="there is no node. If nothing is found, the deepest node reached is the root.")
+def no_node_if_nothing_is_found(root, tokens, size):
+    node, found, blocks = _lookup(root, tokens, size)
+    return (node if found else None), found, blocks
