@@ -465,9 +465,20 @@ def _bench(args) -> int:
         dtype = "float32" if args.requests is None and not args.stalls else args.dtype
         print(json.dumps({"machine": describe(), "model": args.model, "dtype": dtype, "rows": rows}, indent=1))
     else:
-        counters = ("forward_passes", "tokens_computed") if args.stalls else ()  # a line has room for so many columns
-        _print_rows([{name: value for name, value in row.items() if name not in counters} for row in rows])
+        _print_rows([_stall_row(row) for row in rows] if args.stalls else rows)
     return 0
+
+
+def _stall_row(row: dict) -> dict:
+    """What fits into a line of a terminal."""
+    times = {"p50": "gap_p50_ms", "p99": "gap_p99_ms", "max": "gap_max_ms", "TTFT": "ttft_mean_ms"}
+    ratios = {"p99 ÷": "gap_p99_ratio", "max ÷": "gap_max_ratio", "TTFT ×": "ttft_ratio", "tok/s ×": "throughput_ratio"}
+    return {
+        "budget": f"{row['budget']}" if row["chapter"] > 3 else "whole",
+        **{f"{title} ms": f"{row[name]:.0f}" for title, name in times.items()},
+        "tok/s": f"{row['tokens_per_second']:.0f}",
+        **{title: row[name] for title, name in ratios.items() if name in row},
+    }
 
 
 def _trace(args) -> int:

@@ -156,6 +156,9 @@ def test_bench_of_stalls(capsys):
     whole, chunked = report["rows"]
     assert (whole["chapter"], chunked["chapter"], report["dtype"]) == (3, 4, "float32")
     assert "gap_p99_ratio" not in whole and chunked["budget"] == 256 and chunked["gap_max_ratio"] > 0
+    assert main(["bench", "--stalls", "--repeats", "0", "--dtype", "float32"]) == 0
+    title, whole, chunked = capsys.readouterr().out.splitlines()[-3:]
+    assert "p99 ÷" in title and whole.split()[0] == "whole" and chunked.split()[0] == "256"
 
 
 def chat(folder, *args, **more):
