@@ -14,5 +14,8 @@ def test_a_workload_that_runs_again_is_computed_again():
         assert first["tokens_computed"] == second["tokens_computed"] and first["tokens_cached"] == 29
         ids = llm.enqueue([{"prompt_token_ids": list(range(5, 45))}], SamplingParams(max_tokens=4))
         llm.poll(ids)
+        assert not llm.reset_prefix_cache()
         with pytest.raises(RuntimeError, match="somebody else"):
             run_workload(llm.engine, workload)
+        llm.abort(ids)
+        assert llm.reset_prefix_cache()
