@@ -13,6 +13,7 @@ from minillm.llm import LLM
 
 COUNTERS = {
     "forward_passes": "passes",
+    "tokens_computed": "tokens computed",
     "kv_slots_reserved": "KV slots reserved",
     "kv_slots_used": "used",
     "modelled_hbm_bytes": "modelled MB",
