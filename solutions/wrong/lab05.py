@@ -79,6 +79,21 @@ def gives_percent():
     return _by_hand(hit_rate=500 / 14)
 
 
+@mistake(**BY_HAND, says="that is rounded. Give the fraction itself, such as 3 / 4, or more digits.")
+def rounds_the_rate():
+    return _by_hand(hit_rate=0.36)
+
+
+@mistake(**BY_HAND, says="that is text. Without the quotes Python computes the fraction.")
+def gives_text():
+    return _by_hand(hit_rate="text")
+
+
+@mistake(**BY_HAND, says="no dict was returned. Its keys: 'found', 'edges', 'tokens', 'hit rate', 'whole'.")
+def returns_no_dict():
+    return None
+
+
 # -- 5.2 --------------------------------------------------------------------------------------------------------------
 
 
@@ -205,6 +220,61 @@ def one_token_an_edge(root, tokens):
     return _insert(root, tokens, single=True)
 
 
+@mistake(**INSERT, check="plain", says="that is the prompt's length. Return how many of its tokens were there already.")
+def returns_the_length(root, tokens):
+    _insert(root, tokens)
+    return len(tokens)
+
+
+def _whole_edges(root, tokens):
+    """The deepest node that whole edges lead to, and the tokens down to it."""
+    node, found = root, 0
+    while (child := node.children.get(tokens[found : found + 1])) and tokens.startswith(child.tokens, found):
+        node, found = child, found + len(child.tokens)
+    return node, found
+
+
+@mistake(
+    **INSERT,
+    check="plain",
+    says="only whole edges count as found, like the chapter's `match_whole_edges`. What edge and prompt have in common "
+    "before they part was there as well.",
+)
+def finds_whole_edges_only(root, tokens):
+    found = _whole_edges(root, tokens)[1]
+    _insert(root, tokens)
+    return found
+
+
+@mistake(
+    **INSERT,
+    check="plain",
+    says="only whole edges are followed: the new leaf takes the place of the edge that begins alike. Cut that in two.",
+)
+def overwrites_the_edge(root, tokens):
+    node, found = _whole_edges(root, tokens)
+    if found < len(tokens):
+        node.children[tokens[found]] = type(root)(tokens[found:], node)
+    return found
+
+
+@mistake(
+    **INSERT,
+    check="plain",
+    says="a child is filed under all tokens of its edge. Its key in `children` is the first one alone.",
+)
+def files_under_the_edge(root, tokens):
+    below = [root]
+    for node in below:
+        node.children = {child.tokens[0]: child for child in node.children.values()}
+        below += node.children.values()
+    found, below = _insert(root, tokens), [root]
+    for node in below:
+        below += node.children.values()
+        node.children = {child.tokens: child for child in node.children.values()}
+    return found
+
+
 @mistake(**INSERT, check="plain", says="these are the tokens that were added. Return how many were there already.")
 def returns_the_added(root, tokens):
     return _insert(root, tokens, added=True)
@@ -244,6 +314,47 @@ def cuts_by_the_last_edge(root, tokens):
 @mistake(**INSERT, check="edges", says="a prompt that ends within an edge must cut it too, so that a node ends there.")
 def no_split_at_the_end(root, tokens):
     return _insert(root, tokens, half=False)
+
+
+def _ends_within(root, tokens):
+    """Whether a prompt that is there ends where no node does."""
+    node, found = root, 0
+    while found < len(tokens) and tokens[found] in node.children:
+        node = node.children[tokens[found]]
+        same = min(len(node.tokens), len(tokens) - found)
+        if node.tokens[:same] != tokens[found : found + same]:
+            return False
+        if same < len(node.tokens):
+            return True
+        found += same
+    return False
+
+
+@mistake(
+    **INSERT,
+    check="edges",
+    says="if a prompt ends within an edge, what hung below that is lost. It stays below the lower half.",
+)
+def loses_the_children_at_the_end(root, tokens):
+    return _insert(root, tokens, children=not _ends_within(root, tokens))
+
+
+@mistake(
+    **INSERT,
+    check="edges",
+    says="if a prompt ends within an edge, the upper half's `parent` is the root. It's the node whose child was cut.",
+)
+def ends_below_the_root(root, tokens):
+    return _insert(root, tokens, upper_parent="root" if _ends_within(root, tokens) else None)
+
+
+@mistake(
+    **INSERT,
+    check="edges",
+    says="if a prompt ends within an edge, the lower half's `parent` is still the old one: it must be the upper half.",
+)
+def forgets_the_parent_at_the_end(root, tokens):
+    return _insert(root, tokens, parent=not _ends_within(root, tokens))
 
 
 @mistake(**INSERT, check="edges", says="the lower half's `parent` is still the old one: it must be the upper half.")
@@ -355,6 +466,18 @@ def dates_the_way(root, tokens):
     return _insert(root, tokens, walked=("last_use",))
 
 
+@mistake(**INSERT, check="edges", says="the root was locked. `insert` locks nobody, the root neither.")
+def locks_the_root(root, tokens):
+    root.locks += 1
+    return _insert(root, tokens)
+
+
+@mistake(**INSERT, check="edges", says="the root's `last_use` was changed. `insert` dates no one, the root neither.")
+def dates_the_root(root, tokens):
+    root.last_use = 0
+    return _insert(root, tokens)
+
+
 @mistake(**INSERT, check="edges", says="the upper half is not locked. Who uses the lower half uses it too.")
 def forgets_the_locks(root, tokens):
     return _insert(root, tokens, locks=False)
@@ -398,7 +521,11 @@ def _evict(
         candidates = [n for n in below if inner or not n.children]
         if stop and candidates and min(candidates, key=lambda n: n.last_use).locks:
             break
-        candidates = [n for n in candidates if locked or not n.locks or (freed_locks and n in emptied)]
+        candidates = [
+            n
+            for n in candidates
+            if locked is True or not n.locks or (locked and n.locks != 1) or (freed_locks and n in emptied)
+        ]
         if below_locked:
             candidates = [n for n in candidates if not n.parent.locks]
         if once:
@@ -565,6 +692,55 @@ def dates_the_parent(root, num_tokens):
 )
 def unlocks_the_parent(root, num_tokens):
     return _evict(root, num_tokens, stays="locks")
+
+
+@mistake(
+    **EVICT, check="plain", says="nodes are returned. A prefix is a string: all tokens from the root to the leaf's end."
+)
+def returns_nodes(root, num_tokens):
+    return [type(root)() for _ in _evict(root, num_tokens)]
+
+
+@mistake(
+    **EVICT, check="plain", says="a set is returned, which has no order. Return a list: what went first stands first."
+)
+def returns_a_set(root, num_tokens):
+    return set(_evict(root, num_tokens))
+
+
+@mistake(
+    **EVICT,
+    check="plain",
+    says="the `parent` of a node that stays was changed. Only its `children` may, if a leaf went.",
+)
+def parents_become_the_root(root, num_tokens):
+    gone = _evict(root, num_tokens)
+    below = list(root.children.values())
+    for node in below:
+        below += node.children.values()
+        node.parent = root
+    return gone
+
+
+@mistake(**EVICT, check="plain", says="the root's `last_use` was changed. Of what stays only `children` may change.")
+def dates_the_root_in_evict(root, num_tokens):
+    root.last_use = 0
+    return _evict(root, num_tokens)
+
+
+@mistake(**EVICT, check="plain", says="the root's `locks` were changed. Of what stays only `children` may change.")
+def unlocks_the_root(root, num_tokens):
+    root.locks -= 1
+    return _evict(root, num_tokens)
+
+
+@mistake(
+    **EVICT,
+    check="edges",
+    says="a leaf with two users has gone. `locks` counts them: any number but 0 means that it is in use.",
+)
+def two_locks_are_idle(root, num_tokens):
+    return _evict(root, num_tokens, locked="unless one")
 
 
 @mistake(
@@ -873,10 +1049,12 @@ def no_action():
 def _lookup(
     root, tokens, size, place=True, childs=True, cut=True, down=False, count_edge=False, deep=True, above=False,
     flat=False, stop=True, key="tuple", whole=False, last=True, fixed=None, up=False, floor=False, floor_1=False,
-    walked=None, in_place=False, split=False,
+    walked=(), from_root=(), in_place=False, split=False,
 ):  # fmt: skip
     """Right unless one of the switches says otherwise."""
     node, found, blocks = root, 0, []
+    for name in from_root:
+        setattr(root, name, getattr(root, name) + 1)
     size, tokens = fixed or size, tokens if last else tokens[:-1]
 
     def child_of(node):
@@ -891,8 +1069,8 @@ def _lookup(
         if whole and same < len(edge):
             break
         before, node, found = node, child, found + (len(edge) if count_edge else same)
-        if walked:
-            setattr(node, walked, getattr(node, walked) + 1)
+        for name in walked:
+            setattr(node, name, getattr(node, name) + 1)
         first = -(-child.start // size) if up else child.start // size
         begun = found // size if floor else found // size + 1 if floor_1 else -(-found // size)
         if in_place:
@@ -1054,12 +1232,39 @@ def goes_on_below_a_part(root, tokens, size):
     **LOOKUP, check="blocks", says="`last_use` was changed. A look-up changes nothing: the engine dates what it locks."
 )
 def dates_what_it_finds(root, tokens, size):
-    return _lookup(root, tokens, size, walked="last_use")
+    return _lookup(root, tokens, size, walked=("last_use",))
 
 
 @mistake(**LOOKUP, check="blocks", says="nodes were locked. A look-up changes nothing: the engine locks what it takes.")
 def locks_what_it_finds(root, tokens, size):
-    return _lookup(root, tokens, size, walked="locks")
+    return _lookup(root, tokens, size, walked=("locks",))
+
+
+@mistake(**LOOKUP, check="blocks", says="`last_use` was changed, the root's, too. A look-up changes nothing.")
+def dates_the_root_in_passing(root, tokens, size):
+    return _lookup(root, tokens, size, from_root=("last_use",))
+
+
+@mistake(**LOOKUP, check="blocks", says="nodes were locked, the root, too. A look-up changes nothing.")
+def locks_the_root_in_passing(root, tokens, size):
+    return _lookup(root, tokens, size, from_root=("locks",))
+
+
+BOTH = ("locks", "last_use")
+
+
+@mistake(
+    **LOOKUP,
+    check="blocks",
+    says="nodes were locked and dated. A look-up does neither: the engine does, when it locks.",
+)
+def locks_and_dates(root, tokens, size):
+    return _lookup(root, tokens, size, walked=BOTH)
+
+
+@mistake(**LOOKUP, check="blocks", says="nodes were locked and dated, the root, too. A look-up changes nothing.")
+def locks_and_dates_the_root(root, tokens, size):
+    return _lookup(root, tokens, size, from_root=BOTH)
 
 
 @mistake(
