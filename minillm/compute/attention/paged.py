@@ -4,8 +4,8 @@ Off a GPU the cost of paging is a copy. It is made a few requests at a time, so 
 while a processor still has it in its cache. So a step falls into *groups*, rectangles of requests with equally many
 queries and nearly equally many keys; a prompt falls into stretches of queries, each as good as a request of its own.
 
-In bfloat16 on a CPU an operator in C++ serves requests of few queries, decodes above all: it reads K and V where they
-lie. Of many queries the copy is worth its while, since matrix units are fed from it.
+In bfloat16 on a CPU an operator in C++ serves decodes and short prompts: it reads K and V where they lie. Where there
+are many scores the copy is worth its while, since matrix units are fed from it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from minillm.kernels.paged_attention import paged_attention, paged_attention_tor
 
 GROUP_BYTES = 8 << 20  # K and V that a group gathers: well inside a last-level cache, and few calls a layer
 GROUP_PADDING = 256  # keys that a group may compute in vain: about what the calls of one more group cost
-FEW_QUERIES = 8  # of a request that the C++ operator serves; beyond about so many, matrix units are faster
+FEW_QUERIES = 8  # of a request that the C++ operator serves, whatever the context
+FEW_SCORES = 8192  # queries · keys of a request that it serves as well; beyond, matrix units are worth a copy
 STRETCH = 256  # queries of a stretch, which reads only the keys up to its own end
 
 
@@ -65,7 +66,10 @@ class PagedAttention(AttentionBackend):
         super().plan(metadata)
         device = metadata.query_start_loc.device
         self.seq_lens = torch.tensor(metadata.seq_lens, dtype=torch.int32, device=device)
-        few = [r for r, new in enumerate(metadata.query_lens) if new <= FEW_QUERIES] if self.use_cpp else []
+        few = []
+        if self.use_cpp:
+            lengths = enumerate(zip(metadata.query_lens, metadata.seq_lens, strict=True))
+            few = [r for r, (new, rows) in lengths if new <= FEW_QUERIES or new * rows <= FEW_SCORES]
         self.few = torch.tensor(few, dtype=torch.int32, device=device)  # the requests that C++ serves
         self.groups: dict[tuple, list[Group]] = {}  # made when the first layer asks, whose window and sizes they suit
 
