@@ -118,9 +118,7 @@ def _insert(cache: RadixCache, match, words: list[str]) -> tuple[Node, int]:
     locked = cache.lock(match)
     need, free = len(words) - match.num_tokens, cache.pool.num_free
     if need > free + cache.num_idle_blocks:
-        raise ValueError(
-            f"{' '.join(words)!r} needs {need} words more; free: {free}, idle: {cache.num_idle_blocks}"
-        )
+        raise ValueError(f"{' '.join(words)!r} needs {need} words more; free: {free}, idle: {cache.num_idle_blocks}")
     evicted = cache.evict(need - free) if need > free else 0
     rows = cache.pool.allocate(need)
     node = cache.insert(words, [*match.blocks, *((row,) for row in rows)])

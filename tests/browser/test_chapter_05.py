@@ -1,4 +1,4 @@
-"""Chapter 05's tree in a browser: actions are typed, buttons pressed, the order changed. The other cells run elsewhere."""
+"""Chapter 05's tree in a browser: actions are typed, buttons pressed, the order changed; other cells run elsewhere."""
 
 import json
 from pathlib import Path

@@ -86,10 +86,8 @@ class PagedAttention(AttentionBackend):
         kind = window, kv.k.dtype, kv.k.shape, kv.v.shape
         if kind not in self.groups:
             self.groups[kind] = [self._group(together, kv, window) for together in self._together(kv, few.tolist())]
-        if len(few) == len(meta.query_lens):
-            o = torch.empty_like(q)
-        else:
-            o = torch.zeros_like(q)  # a query that sees no key is in no group
+        # A query that sees no key is in no group; the operator, where it serves all, writes all.
+        o = torch.empty_like(q) if len(few) == len(meta.query_lens) else torch.zeros_like(q)
         if len(few):
             where = few, meta.query_start_loc, self.seq_lens, meta.block_table, meta.block_size
             torch.ops.minillm.paged_attention(q, kv.k, kv.v, o, *where, scale, window)
