@@ -48,7 +48,8 @@ def test_different_tokens_are_an_error(monkeypatch):
 
 
 def test_scoreboard_from_the_stored_file_or_counted(tmp_path, monkeypatch):
-    row = {"forward_passes": 1000, "kv_slots_reserved": 2, "kv_slots_used": 1, "modelled_hbm_bytes": 3_000_000}
+    row = {"forward_passes": 1000, "tokens_computed": 4, "kv_slots_reserved": 2, "kv_slots_used": 1}
+    row["modelled_hbm_bytes"] = 3_000_000
     rows = [{"chapter": n, **row} for n in range(3)]
     stored = tmp_path / "scoreboard.json"
     stored.write_text(json.dumps({"rows": rows}))
