@@ -474,7 +474,7 @@ def _stall_row(row: dict) -> dict:
     times = {"p50": "gap_p50_ms", "p99": "gap_p99_ms", "max": "gap_max_ms", "TTFT": "ttft_mean_ms"}
     ratios = {"p99 ÷": "gap_p99_ratio", "max ÷": "gap_max_ratio", "TTFT ×": "ttft_ratio", "tok/s ×": "throughput_ratio"}
     return {
-        "budget": f"{row['budget']}" if row["chapter"] > 3 else "whole",
+        "budget": str(row["budget"]) if row["chapter"] > 3 else "whole",
         **{f"{title} ms": f"{row[name]:.0f}" for title, name in times.items()},
         "tok/s": f"{row['tokens_per_second']:.0f}",
         **{title: row[name] for title, name in ratios.items() if name in row},

@@ -75,8 +75,11 @@ class Check:
         name = getattr(function, "__name__", "f")
         self.run(scenario, function, want=want, given=given or f"{name}({', '.join(map(show, args))})")
 
-    def run(self, scenario: Callable, version: Callable, want, given: str) -> None:
-        """The same for anything that needs more than one call: ``scenario(version)`` must return ``want``."""
+    def run(self, scenario: Callable, version: Callable, want, given: str, hide: bool = False) -> None:
+        """The same for anything that needs more than one call: ``scenario(version)`` must return ``want``.
+
+        ``hide``: the message doesn't tell what that is, where to know it would be to have the answer.
+        """
         __tracebackhide__ = True
         try:
             got = scenario(version)
@@ -92,14 +95,17 @@ class Check:
                 self._passed.append((scenario, want))
                 return
             likely = self._likely(scenario, version, got=got)
-            where, got, want = difference
-            outcome = f"got {show(got)}; wanted {show(want)}" + (f" (first difference at {where})" if where else "")
+            if hide:
+                outcome = f"got {show(got)}; wanted the right one"
+            else:
+                where, got, want = difference
+                outcome = f"got {show(got)}; wanted {show(want)}" + (f" (first difference at {where})" if where else "")
         likely = " Or: ".join(likely) or "none of those that are known here."
         raise CheckFailed(
             f"Exercise {self.exercise} fails for {given}\n{outcome}\nLikely mistake: {likely}\nReread: {self.reread}"
         ) from None
 
-    def entries(self, version: Callable, want: dict, given: str) -> None:
+    def entries(self, version: Callable, want: dict, given: str, hide: bool = False) -> None:
         """An answer that is a dict, each entry a check of its own: a mistake in one says nothing of another. The first
         that is wrong is explained, the others are named."""
         __tracebackhide__ = True
@@ -116,13 +122,32 @@ class Check:
                 return answer().get(name, "nothing")
 
             try:
-                Check(self.exercise, self.reread, **self.tolerance).run(entry, version, value, f"{name!r}, {given}")
+                check = Check(self.exercise, self.reread, **self.tolerance)
+                check.run(entry, version, value, f"{name!r}, {given}", hide)
             except CheckFailed as failed:
                 wrong[name] = str(failed)
         if wrong:
             first, *others = wrong
             more = f"\nWrong as well: {', '.join(map(repr, others))}" if others else ""
             raise CheckFailed(wrong[first] + more)
+
+    def complaints(self, version: Callable, holds: dict[str, Callable], given: Callable) -> None:
+        """An answer that is an input for others: none of some complaints may hold of it, ``holds[complaint](answer)``.
+
+        They are asked in turn, so a later one may count on the earlier. ``given(answer)`` is the input in words.
+        """
+        __tracebackhide__ = True
+        try:
+            shown = given(version())
+        except Exception:  # an error of the learner's is raised again below, and told as others are
+            shown = "your answer"
+        for complaint, applies in holds.items():
+
+            def scenario(version, complaint=complaint, applies=applies):
+                __tracebackhide__ = True
+                return complaint if applies(version()) else "no complaint"
+
+            self.run(scenario, version, want="no complaint", given=shown)
 
     def _likely(self, scenario: Callable, version: Callable, got=None, error: Exception | None = None) -> list[str]:
         """What the stored wrong versions say that behave like this one, here and on the inputs that went well."""

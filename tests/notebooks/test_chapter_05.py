@@ -141,6 +141,8 @@ def test_a_look_up_finds_what_comparing_with_all_finds():
         prefix_tree.insert(root, prompt)
         kept.append(prompt)
     assert prefix_tree.plain_find([], "ab") == (0, 0)
+    common = prefix_tree.in_common
+    assert common("abcd", "abxd") == 2 and common("ab", "abc") == 2 and common("", "a") == 0
 
 
 def test_drawing_shows_edges_locks_and_depth():

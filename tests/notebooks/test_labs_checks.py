@@ -201,5 +201,30 @@ def test_a_scenario_is_run_on_the_wrong_versions_too(check):
         check.run(lambda f: [f(4), f(6)], half, want=[2, 3], given="four and six")
 
 
+def test_a_hidden_answer_is_told_by_no_message(check):
+    def half():
+        return {"of 4": 8, "of 6": 3}
+
+    for hide, wanted in ((False, "wanted 2"), (True, "wanted the right one")):
+        with pytest.raises(CheckFailed) as caught:
+            check.entries(half, {"of 6": 3, "of 4": 2}, "four and six", hide)
+        assert f"fails for 'of 4', four and six\ngot 8; {wanted}\n" in str(caught.value)
+
+
+def test_an_answer_that_is_an_input_is_judged_complaint_by_complaint(check):
+    complaints = {"it must be a list": lambda them: not isinstance(them, list), "it is empty": lambda them: not them}
+
+    def judge(half):
+        check.complaints(half, complaints, lambda them: f"your list {them}")
+
+    judge(lambda: [1])
+    for answer, complaint in ((None, "it must be a list"), ([], "it is empty")):
+        with pytest.raises(CheckFailed) as caught:
+            judge(lambda answer=answer: answer)
+        assert f"fails for your list {answer}\ngot '{complaint}'; wanted 'no complaint'\n" in str(caught.value)
+    with pytest.raises(ZeroDivisionError):
+        judge(lambda: 1 / 0)
+
+
 def test_a_lab_without_stored_mistakes_has_none():
     assert load_mistakes("97") == {}

@@ -1,7 +1,7 @@
 // bfloat16 serving on a CPU: paged attention, the writing of K and V, and the small operations of a layer.
 //
 // Each operator is the twin of a few torch calls: paged_attention of kernels/paged_attention.py, kv_write of
-// kernels/kv_write.py, rms_norm of F.rms_norm, add_rms_norm of it and x + residual, rotary of apply_rotary (models/layers/rotary.py), silu_mul of
+// kernels/kv_write.py, rms_norm and add_rms_norm of RMSNorm, rotary of apply_rotary (models/layers), silu_mul of
 // F.silu(gate) * up. What is stored is bfloat16, what is computed is float32, rounded once at the end.
 //
 // No result depends on the number of threads or on what else is in the batch: a row, or a request's share of keys, is
@@ -196,13 +196,13 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
                     "] as the weight is, not ", x.sizes(), " and ", residual.sizes());
   Tensor y = at::empty(x.sizes(), x.options()), total = at::empty(x.sizes(), x.options());
   const Bits *a = bits(x), *b = bits(residual), *w = bits(weight);
-  Bits *to = mutable_bits(y), *sums = mutable_bits(total);
+  Bits *to = mutable_bits(y), *both = mutable_bits(total);
   at::parallel_for(0, tokens, grain(size), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; t++) {
       for (int64_t i = 0; i < size; i += PAIR)
-        store(sums + t * size + i, load(a + t * x.stride(0) + i, size - i) + load(b + t * residual.stride(0) + i, size - i),
-              size - i);
-      normalize(sums + t * size, w, to + t * size, size, eps);
+        store(both + t * size + i,
+              load(a + t * x.stride(0) + i, size - i) + load(b + t * residual.stride(0) + i, size - i), size - i);
+      normalize(both + t * size, w, to + t * size, size, eps);
     }
   });
   return {y, total};
